@@ -1,0 +1,46 @@
+//! Text at the edge of the system: everything between what people write and the token ids that the engine
+//! sees, and back.
+//!
+//! * [`Tokenizer`] reads `tokenizer.json` and turns text into ids and ids into bytes. Text that spells a special
+//!   token stays ordinary text: no string given to [`Tokenizer::encode_text`] ever becomes a special id.
+//! * [`ChatRequest`] is a conversation as a file or a program gives it; [`ChatRenderer`] turns it into the
+//!   model's prompt. Only the ranges that rendering itself wrote become special ids.
+//! * [`Detokenizer`] streams the text of generated ids and never splits a character.
+//! * [`AnswerParser`] separates generated ids into reasoning, visible answer and tool calls.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use deepinfer_gateway::{ChatMessage, ChatRenderer, ChatRequest, Detokenizer, Tokenizer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let tokenizer = Arc::new(Tokenizer::open("model/tokenizer.json")?);
+//! tokenizer.check_embedding(129_280)?;
+//! let renderer = ChatRenderer::new(Arc::clone(&tokenizer))?.with_default_thinking(false);
+//! let prompt = renderer.render(&ChatRequest::new(vec![ChatMessage::user("Hello")]))?;
+//! let mut text = Detokenizer::new(tokenizer);
+//! for id in prompt.ids {
+//!     print!("{}", text.push(id));
+//! }
+//! print!("{}", text.finish());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The crate is a library; it reads one file (the tokenizer), opens no socket and starts no async runtime.
+
+mod byte_alphabet;
+mod chat;
+mod chat_file;
+mod detokenizer;
+#[doc(hidden)]
+pub mod fuzzing;
+mod parse;
+mod render;
+mod tokenizer;
+mod tokenizer_file;
+
+pub use chat::{ChatError, ChatMessage, ChatRequest, ChatTool, ChatToolCall, ReasoningEffort};
+pub use detokenizer::Detokenizer;
+pub use parse::{AnswerEvent, AnswerOptions, AnswerParser, EndReason, ParseError};
+pub use render::{ChatRenderer, RECIPE_TOKENS, RenderError, RenderedChat};
+pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,0 +1,36 @@
+//! `deepinfer`: the command line of one machine.
+
+mod args;
+mod bench;
+mod generate;
+mod inspect;
+mod machine;
+mod make_random;
+mod report;
+mod runner;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Generate(args) => generate::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::MakeRandom(args) => make_random::run(args),
+    };
+    match outcome {
+        Ok(code) => code,
+        // A reader that went away (`| head`) is not an error worth a message.
+        Err(error) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", report::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

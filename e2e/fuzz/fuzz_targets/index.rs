@@ -1,0 +1,6 @@
+//! Indexes of shards.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _accepted = deepinfer_engine::fuzzing::safetensors_index(bytes);
+});

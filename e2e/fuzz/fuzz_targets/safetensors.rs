@@ -1,0 +1,6 @@
+//! Heads of safetensors files.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _accepted = deepinfer_engine::fuzzing::safetensors_header(bytes);
+});
