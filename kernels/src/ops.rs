@@ -346,7 +346,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     // ---- hyper-connections (model.md section 5)
 
     /// stream `[rows, m * H]`, f `[m (2 + m), m * H]`, scale `[3]`, base `[m (2 + m)]` ->
-    /// pre `[rows, m]`, post `[rows, m]`, comb `[rows, m, m]` indexed [old][new].
+    /// pre `[rows, m]`, post `[rows, m]`, comb `[rows, m, m]`, indexed by old copy, then new.
     #[allow(clippy::too_many_arguments)]
     fn hc_mixes(
         &self,
@@ -399,7 +399,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         width: usize,
         out: &mut Self::Buf<f32>,
     );
-    /// `S[r, j] = sum_h w[r, h] * relu(q[r, h] . k[j])` for j < visible[r], else -inf; out `[rows, entries]`.
+    /// `S[r, j] = sum_h w[r, h] * relu(q[r, h] . k[j])` for `j < visible[r]`, else -inf; out `[rows, entries]`.
     /// For records and tests; [`Backend::index_select`] computes the same scores.
     fn index_scores(&self, query: &IndexQuery<'_, Self>, entries: usize, out: &mut Self::Buf<f32>);
     /// The `selection.top_k` entries with the highest score of each row.
