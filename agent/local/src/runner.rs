@@ -85,7 +85,8 @@ impl<B: Backend> Runner<B> {
             max_rows: options.chunk.max(options.slots),
             ..EngineOptions::default()
         };
-        let engine = Engine::open(backend, checkpoint, engine_options).context("engine")?;
+        let engine = Engine::open(backend, checkpoint, engine_options)
+            .context("engine (sized by --context, --batch and --chunk)")?;
         Ok(Self { engine, options, batch: StepBatch::default(), output: StepOutput::default() })
     }
 
