@@ -40,6 +40,28 @@ fn many_short_runs_on_more_threads_than_cores_lose_no_task() {
     assert_eq!(total.into_inner(), 5_000 * 6);
 }
 
+/// A worker that came late for the last run once waited for ever for a next one, and the pool for the worker.
+#[test]
+fn a_pool_that_is_dropped_right_after_a_run_ends() {
+    // More pools than cores at a time, so that workers are interrupted anywhere.
+    const MAKERS: usize = 8;
+    let (done, ended) = std::sync::mpsc::sync_channel(MAKERS);
+    for _ in 0..MAKERS {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            for i in 0..1_000 {
+                let pool = Pool::new(4);
+                pool.run(2 + i % 3, &|_, _| {});
+            }
+            done.send(()).expect("the test waits");
+        });
+    }
+    let limit = std::time::Duration::from_secs(60);
+    for _ in 0..MAKERS {
+        assert!(ended.recv_timeout(limit).is_ok(), "a dropped pool still waits for its threads");
+    }
+}
+
 #[test]
 fn as_many_tasks_as_threads_run_at_the_same_time() {
     let pool = Pool::new(4);
