@@ -1,7 +1,7 @@
 """Digests that tie fixtures to the scripts that made them (own code, standard library only).
 
   python digests.py check DIR       compare DIR with DIR/DIGESTS.json and the sources beside this file with it
-  python digests.py write-golden DIR   write DIGESTS.json of the golden directory (sources of make_golden.py)
+  python digests.py write-golden DIR   write DIGESTS.json of the golden directory
 
 DIGESTS.json:
   {"format": 1,
@@ -16,9 +16,10 @@ import sys
 
 NAME = "DIGESTS.json"
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Sources of ../golden; make_shapes.py needs these and two more.
-GOLDEN_SOURCES = ("checkpoint.py", "engram.py", "make_golden.py", "make_tiny.py", "oracle.py", "quant.py", "spec_decode.py")
-SHAPE_SOURCES = GOLDEN_SOURCES + ("make_shapes.py", "shapes.py")
+# What shaped both directories, and what shaped only one of them.
+SOURCES = ("checkpoint.py", "engram.py", "make_golden.py", "make_tiny.py", "oracle.py", "quant.py", "spec_decode.py")
+GOLDEN_SOURCES = SOURCES + ("make_continuations.py",)
+SHAPE_SOURCES = SOURCES + ("make_shapes.py", "shapes.py")
 
 
 def sha256(path):

@@ -2,6 +2,11 @@
 //!
 //! The draws follow serving.md DS-1, so a retry, another rank or another batch gives the same token; greedy
 //! choice and its ties follow DS-2. Probabilities are added in float64 in ascending token order.
+//! Log-probabilities are those of the model itself: temperature, top-p and forbidden tokens do not change them.
+
+use deepinfer_protocol::generate::{Logprob, Token};
+use deepinfer_protocol::limits::MAX_TOP_LOGPROBS;
+use deepinfer_serving::node::Sample;
 
 /// Temperatures below this are greedy.
 pub const GREEDY_BELOW: f32 = 1e-5;
@@ -88,12 +93,37 @@ pub fn sample(logits: &[f32], sampling: &Sampling, position: u64) -> u32 {
 pub struct Sampler {
     probabilities: Vec<f64>,
     order: Vec<u32>,
+    allowed: Vec<f32>,
 }
 
 impl Sampler {
     /// The token at sequence position `position`, drawn with [`Draw::Sample`].
     pub fn sample(&mut self, logits: &[f32], sampling: &Sampling, position: u64) -> u32 {
         self.choose(logits, sampling, uniform(sampling.seed, position, Draw::Sample))
+    }
+
+    /// The token after a row, drawn as a request wants it, with its log-probabilities if it wants them.
+    ///
+    /// Forbidden tokens are not drawn unless the vocabulary has no others; ids beyond it are ignored.
+    pub fn token(&mut self, logits: &[f32], how: &Sample) -> Token {
+        let sampling = Sampling { temperature: how.temperature, top_p: how.top_p, seed: how.seed };
+        let id = if how.forbidden.is_empty() {
+            self.sample(logits, &sampling, how.position)
+        } else {
+            let mut allowed = std::mem::take(&mut self.allowed);
+            allowed.clear();
+            allowed.extend_from_slice(logits);
+            for &id in &how.forbidden {
+                if let Some(logit) = allowed.get_mut(id as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            let id = self.sample(&allowed, &sampling, how.position);
+            self.allowed = allowed;
+            id
+        };
+        let logprob = how.logprobs.map(|top| Box::new(logprob(logits, id, top)));
+        Token { id, logprob }
     }
 
     /// The token that the uniform draw `x` in [0, 1) picks.
@@ -144,6 +174,40 @@ impl Sampler {
     }
 }
 
+/// Log-probability of `token` and of the `top` most likely tokens (20 at most; ties by lowest id), by a softmax
+/// over the whole vocabulary at temperature 1. All are finite, at least [`Logprob::FLOOR`].
+pub fn logprob(logits: &[f32], token: u32, top: u8) -> Logprob {
+    let highest = f64::from(logits[greedy(logits) as usize]);
+    let numbers = logits.iter().filter(|l| !l.is_nan());
+    let sum: f64 = numbers.map(|&l| (f64::from(l) - highest).exp()).sum();
+    let log_sum = sum.ln();
+    let of = |logit: f32| {
+        let value = f64::from(logit) - highest - log_sum;
+        let floor = f64::from(Logprob::FLOOR);
+        if value.is_nan() { Logprob::FLOOR } else { value.clamp(floor, 0.0) as f32 }
+    };
+    let top = highest_of(logits, top.min(MAX_TOP_LOGPROBS).into());
+    Logprob {
+        logprob: logits.get(token as usize).map_or(Logprob::FLOOR, |&logit| of(logit)),
+        top: top.into_iter().map(|id| (id, of(logits[id as usize]))).collect(),
+    }
+}
+
+/// The tokens with the `count` highest logits, highest first; the lower id of equal ones first. NaN is lowest.
+fn highest_of(logits: &[f32], count: usize) -> Vec<u32> {
+    let value = |id: u32| Some(logits[id as usize]).filter(|l| !l.is_nan()).unwrap_or(f32::NEG_INFINITY);
+    let mut best: Vec<u32> = Vec::with_capacity(count + 1);
+    for id in 0..logits.len() as u32 {
+        let logit = value(id);
+        if best.len() == count && best.last().is_none_or(|&last| logit <= value(last)) {
+            continue;
+        }
+        best.insert(best.partition_point(|&b| value(b) >= logit), id);
+        best.truncate(count);
+    }
+    best
+}
+
 /// The first index whose cumulative weight exceeds `x` times the total; `None` if the weights sum to nothing.
 fn pick(weights: &[f64], x: f64) -> Option<u32> {
     let threshold = weights.iter().sum::<f64>() * x;
@@ -162,82 +226,5 @@ fn pick(weights: &[f64], x: f64) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sampling(temperature: f32, top_p: f32, seed: u64) -> Sampling {
-        Sampling { temperature, top_p, seed }
-    }
-
-    #[test]
-    fn draws_equal_the_golden_integers() {
-        let golden: [(u64, u64, [u64; 3]); 5] = [
-            (0, 0, [7956156453446585, 8489620135415275, 238094247788840]),
-            (0, 1, [7700819626800645, 5832869612967052, 2948288379523028]),
-            (42, 1, [824488335370028, 2252205421657654, 1779117297199549]),
-            (42, 1000, [6709487753447196, 6396172995683057, 5244166860846684]),
-            (u64::MAX, 7, [1551862994110997, 1207576308598159, 3249931508587125]),
-        ];
-        for (seed, position, want) in golden {
-            let got = [Draw::Sample, Draw::Resample, Draw::Accept].map(|d| draw_bits(seed, position, d));
-            assert_eq!(got, want, "seed {seed}, position {position}");
-        }
-    }
-
-    #[test]
-    fn greedy_takes_the_lowest_of_equal_logits() {
-        assert_eq!(greedy(&[1.0, 3.0, 3.0, f32::NAN]), 1);
-        assert_eq!(sample(&[0.0, 2.0, 2.0], &sampling(9e-6, 1.0, 5), 3), 1);
-        assert_eq!(greedy(&[f32::NAN, f32::NEG_INFINITY]), 0);
-    }
-
-    #[test]
-    fn a_draw_picks_the_first_index_whose_cumulative_mass_exceeds_it() {
-        let mut sampler = Sampler::default();
-        let logits = [0.25f32.ln(), 0.25f32.ln(), 0.5f32.ln()];
-        let s = sampling(1.0, 1.0, 0);
-        let picks: Vec<u32> =
-            [0.0, 0.2, 0.3, 0.49, 0.51, 0.999].map(|x| sampler.choose(&logits, &s, x)).to_vec();
-        assert_eq!(picks, [0, 0, 1, 1, 2, 2]);
-    }
-
-    #[test]
-    fn top_p_keeps_the_smallest_set_that_reaches_the_mass() {
-        let mut sampler = Sampler::default();
-        let logits = [0.1f32.ln(), 0.5f32.ln(), 0.1f32.ln(), 0.3f32.ln()];
-        let kept = |sampler: &mut Sampler, top_p| -> Vec<usize> {
-            let p = sampler.probabilities(&logits, &sampling(1.0, top_p, 0));
-            (0..4).filter(|&i| p[i] > 0.0).collect()
-        };
-        assert_eq!(kept(&mut sampler, 0.4), [1]);
-        assert_eq!(kept(&mut sampler, 0.75), [1, 3]);
-        assert_eq!(kept(&mut sampler, 0.85), [0, 1, 3], "the lower of two equal ids comes first");
-        assert_eq!(kept(&mut sampler, 1.0), [0, 1, 2, 3]);
-        assert_eq!(kept(&mut sampler, 0.0), [1], "one token always stays");
-    }
-
-    #[test]
-    fn excluded_tokens_are_never_drawn() {
-        let mut sampler = Sampler::default();
-        let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY];
-        for position in 0..100 {
-            assert_eq!(sampler.sample(&logits, &sampling(0.7, 0.9, 1), position), 1);
-        }
-    }
-
-    #[test]
-    fn frequencies_follow_the_distribution() {
-        let mut sampler = Sampler::default();
-        let logits = [0.0, 1.0f32, 2.0];
-        let s = sampling(0.5, 1.0, 99);
-        let mut counts = [0.0f64; 3];
-        for position in 0..20_000 {
-            counts[sampler.sample(&logits, &s, position) as usize] += 1.0 / 20_000.0;
-        }
-        let weights = [1.0, 2f64.exp(), 4f64.exp()];
-        let total: f64 = weights.iter().sum();
-        for (count, weight) in counts.iter().zip(weights) {
-            assert!((count - weight / total).abs() < 0.01, "{counts:?}");
-        }
-    }
-}
+#[path = "sampler_tests.rs"]
+mod tests;

@@ -1,10 +1,16 @@
-//! The steady state of decoding allocates nothing: not on the calling thread, not on the backend's.
+//! The steady state of decoding allocates nothing: not on the calling thread, not on the backend's, not in an
+//! exchange with other ranks.
 
 mod support;
 
 use std::alloc::System;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
-use deepinfer_engine::Numerics;
+use deepinfer_engine::exchange::local::LocalExchange;
+use deepinfer_engine::exchange::{RankSetup, SlotMap};
+use deepinfer_engine::{Engine, Numerics};
+use deepinfer_kernels::Cpu;
 use deepinfer_serving::batch::{Logits, StepBatch};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::{Rig, Rng, checkpoint, cpu, options};
@@ -59,8 +65,54 @@ fn decode_steps_of_one_and_of_four_sequences_allocate_nothing() {
             }
         }
     }
+    ranks_allocate_nothing_after_a_warm_up();
     // The counter counts.
     let region = Region::new(ALLOCATOR);
     std::thread::spawn(|| drop(vec![1u8; 1000])).join().unwrap();
     assert!(region.change().bytes_allocated >= 1000);
+}
+
+/// Three ranks that decode together on threads of their own; one of them is idle.
+fn ranks_allocate_nothing_after_a_warm_up() {
+    let model = checkpoint("e2e/golden/tiny-quant");
+    let map = Arc::new(SlotMap::initial(&model.shape, 3, 1).expect("three ranks fit"));
+    let ends = LocalExchange::new(3, Duration::from_secs(120));
+    let barrier = Barrier::new(3);
+    std::thread::scope(|scope| {
+        for (rank, end) in ends.into_iter().enumerate() {
+            let (model, map, barrier) = (&model, map.clone(), &barrier);
+            scope.spawn(move || {
+                let positions = PROMPT + WARM_UP + COUNTED;
+                let options = options(Numerics::Quantized, 1, positions, positions);
+                let setup = RankSetup { map, exchange: Box::new(end) };
+                // One thread each: a worker that comes late to every warm-up step grows its scratch later.
+                let engine = Engine::open_rank(Cpu::new(1), model, options, setup).expect("the rank opens");
+                let mut rig = Rig::around(engine);
+                // As a serving rank does it: more rows and positions than the decode steps below have.
+                rig.engine.warm_up(positions).expect("all slots are empty");
+                let prompt = StepBatch { sequences: vec![rig.sequence(0, 0, &[9; PROMPT])] };
+                rig.engine.execute(&prompt, &mut rig.out).expect("the prompt runs");
+                let mut steps: Vec<StepBatch> = (0..WARM_UP + COUNTED)
+                    .map(|at| match rank {
+                        2 => StepBatch::default(),
+                        _ => StepBatch { sequences: vec![rig.sequence(0, PROMPT + at, &[7 + rank as u32])] },
+                    })
+                    .collect();
+                let counted = steps.split_off(WARM_UP);
+                for step in &steps {
+                    rig.engine.execute(step, &mut rig.out).expect("the step runs");
+                }
+                barrier.wait();
+                let region = Region::new(ALLOCATOR);
+                for step in &counted {
+                    rig.engine.execute(step, &mut rig.out).expect("the step runs");
+                }
+                barrier.wait();
+                let change = region.change();
+                // Nobody allocates an error message before all have counted.
+                barrier.wait();
+                assert_eq!(change.allocations + change.reallocations, 0, "rank {rank}: {change:?}");
+            });
+        }
+    });
 }

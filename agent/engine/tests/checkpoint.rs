@@ -60,3 +60,43 @@ fn weights_come_in_their_stored_formats_with_shapes_and_scales() {
     assert!(plain.vector(name).iter().all(|v| (0.4..1.6).contains(v)), "norm weights are near 1");
     assert!(plain.specs().all(|spec| plain.matrix(&spec.name).scales.is_none()));
 }
+
+#[test]
+fn a_checkpoint_is_known_by_its_configuration_layout_and_norms_and_its_tokenizer_apart() {
+    let source = repository("e2e/golden/tiny-quant");
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&source).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let digests = |dir: &Path| {
+        let checkpoint = Checkpoint::open(dir).unwrap();
+        (checkpoint.digest(), checkpoint.tokenizer_digest().unwrap())
+    };
+    let append = |file: &str| {
+        let path = dir.path().join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.push(b'\n');
+        std::fs::write(&path, bytes).unwrap();
+    };
+    let original = digests(&source);
+    assert_eq!(digests(dir.path()), original, "a copy is the same");
+    append("tokenizer.json");
+    let other_tokenizer = digests(dir.path());
+    assert_eq!(other_tokenizer.0, original.0);
+    assert_ne!(other_tokenizer.1, original.1);
+    append("config.json");
+    let other_config = digests(dir.path()).0;
+    assert_ne!(other_config, original.0);
+    // Another training run: the last norm differs in one value.
+    let shard = dir.path().join("model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let head = String::from_utf8(bytes[8..8 + header].to_vec()).unwrap();
+    let norm = &head[head.find("\"norm.weight\"").or(head.find("\"model.norm.weight\"")).unwrap()..];
+    let offset = norm[norm.find("data_offsets").unwrap()..].split(['[', ',']).nth(1).unwrap();
+    bytes[8 + header + offset.trim().parse::<usize>().unwrap()] ^= 1;
+    std::fs::write(&shard, bytes).unwrap();
+    assert_ne!(digests(dir.path()).0, other_config);
+    assert_eq!(digests(&repository("e2e/golden/tiny-bf16")).1, original.1, "both have the same tokenizer");
+}

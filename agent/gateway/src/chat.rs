@@ -26,6 +26,9 @@ pub(crate) fn refuse(field: impl Into<String>, problem: impl Into<String>) -> Ch
     ChatError::Field { field: field.into(), problem: problem.into() }
 }
 
+/// Most tool calls of one message: each is compared with all others.
+const MAX_CALLS: usize = 1024;
+
 /// A conversation to be answered.
 #[derive(Debug, Clone, Default)]
 pub struct ChatRequest {
@@ -131,8 +134,7 @@ impl ChatRequest {
         for (index, message) in self.messages.iter().enumerate() {
             if let ChatMessage::Tool { tool_call_id, .. } = message {
                 let position = open.iter().position(|id| id == tool_call_id).ok_or_else(|| {
-                    let problem =
-                        format!("{tool_call_id:?} answers no open tool call of the message before it");
+                    let problem = "answers no open tool call of the message before it";
                     refuse(format!("messages[{index}].tool_call_id"), problem)
                 })?;
                 open.remove(position);
@@ -140,12 +142,16 @@ impl ChatRequest {
             }
             self.all_answered(&open, caller)?;
             if let ChatMessage::Assistant { tool_calls, .. } = message {
+                if tool_calls.len() > MAX_CALLS {
+                    let problem = format!("more than {MAX_CALLS} calls in one message");
+                    return Err(refuse(format!("messages[{index}].tool_calls"), problem));
+                }
                 open = tool_calls.iter().map(|call| call.id.as_str()).collect();
                 caller = index;
                 for (call, id) in open.iter().enumerate() {
                     if open[..call].contains(id) {
                         let field = format!("messages[{index}].tool_calls[{call}].id");
-                        return Err(refuse(field, format!("{id:?} is used by two calls")));
+                        return Err(refuse(field, "is used by two calls"));
                     }
                 }
             }
@@ -154,13 +160,11 @@ impl ChatRequest {
     }
 
     fn all_answered(&self, open: &[&str], caller: usize) -> Result<(), ChatError> {
-        match open.first() {
-            None => Ok(()),
-            Some(id) => {
-                let problem = format!("the call {id:?} has no `tool` message with its result after it");
-                Err(refuse(format!("messages[{caller}].tool_calls"), problem))
-            }
+        if open.is_empty() {
+            return Ok(());
         }
+        let problem = "a call has no `tool` message with its result after this message";
+        Err(refuse(format!("messages[{caller}].tool_calls"), problem))
     }
 
     /// The Chat Completions body that `deepseek-recipe` converts.

@@ -2,7 +2,7 @@
 //! `tools`, `thinking` and `reasoning_effort`.
 //!
 //! A key that is not known is refused unless its value says nothing (null or empty): a misspelt field must not
-//! silently change the answer.
+//! silently change the answer. Refusals name the place and repeat no value: they may reach logs.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
@@ -73,7 +73,9 @@ impl ChatRequest {
     ///
     /// [`ChatError::Field`] listing the names.
     pub fn effort(name: &str) -> Result<ReasoningEffort, ChatError> {
-        serde_json::from_value(json!(name)).map_err(|error| refuse("reasoning_effort", error.to_string()))
+        serde_json::from_value(json!(name)).map_err(|_| {
+            refuse("reasoning_effort", "expected none, minimal, low, medium, high, xhigh, ultra or max")
+        })
     }
 }
 
@@ -92,8 +94,10 @@ fn read_message(index: usize, message: &Value) -> Result<ChatMessage, ChatError>
         "assistant" => &["role", "content", "name", "reasoning_content", "tool_calls"],
         "tool" => &["role", "content", "name", "tool_call_id"],
         _ => {
-            let problem = format!("{role:?} is not one of system, developer, user, assistant, tool");
-            return Err(refuse(format!("{path}.role"), problem));
+            return Err(refuse(
+                format!("{path}.role"),
+                "is not one of system, developer, user, assistant, tool",
+            ));
         }
     };
     refuse_unknown(message, &path, known)?;
@@ -192,9 +196,7 @@ fn read_content(content: Option<&Value>, path: &str) -> Result<String, ChatError
         match text(part, &field, "type")? {
             "text" => {}
             "image_url" | "image" | "file" => return Err(refuse(field, "images are not supported yet")),
-            other => {
-                return Err(refuse(format!("{field}.type"), format!("{other:?} is not supported")));
-            }
+            _ => return Err(refuse(format!("{field}.type"), "only \"text\" is supported")),
         }
         refuse_unknown(part, &field, &["type", "text"])?;
         texts.push(text(part, &field, "text")?);

@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value, json};
 
-use crate::{ChatRequest, Detokenizer, Tokenizer};
+use crate::core::CoreHandle;
+use crate::openai::{Api, ApiOptions, ModelInfo};
+use crate::{ChatRequest, Detokenizer, RECIPE_TOKENS, Tokenizer};
 
 /// Texts beyond this length add time, not paths.
 const TEXT_LIMIT: usize = 4096;
@@ -34,6 +36,38 @@ pub fn fuzz_chat(bytes: &[u8]) {
     if let Ok(request) = ChatRequest::parse(&String::from_utf8_lossy(bytes)) {
         assert!(!request.messages.is_empty(), "a chat without messages is refused");
     }
+}
+
+/// Read `bytes` as the body of a request to each endpoint. Returns how many accept it.
+///
+/// What is accepted fits into the model; what is not gets a small error.
+pub fn fuzz_http_body(bytes: &[u8]) -> usize {
+    static API: OnceLock<Api> = OnceLock::new();
+    let api = API.get_or_init(|| {
+        let tokenizer = sample_chat_tokenizer();
+        let model = ModelInfo {
+            name: "tiny".to_owned(),
+            aliases: Vec::new(),
+            context_limit: 2048,
+            vocab_size: tokenizer.vocab_size() as u32,
+            stop_tokens: vec![1],
+            tokenizer,
+            default_thinking: false,
+            created: 0,
+        };
+        Api::new(model, CoreHandle::pair(1).0, ApiOptions::default())
+    });
+    api.check_body(bytes).into_iter().filter(|accepted| *accepted).count()
+}
+
+/// A tokenizer of bytes with the special tokens of the recipe.
+pub(crate) fn sample_chat_tokenizer() -> Arc<Tokenizer> {
+    static SAMPLE: OnceLock<Arc<Tokenizer>> = OnceLock::new();
+    let tokenizer = SAMPLE.get_or_init(|| {
+        let json = sample_json(&RECIPE_TOKENS).to_string();
+        Arc::new(Tokenizer::from_bytes("sample", json.as_bytes()).expect("the built-in tokenizer is valid"))
+    });
+    Arc::clone(tokenizer)
 }
 
 fn check_text(tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
@@ -64,13 +98,12 @@ fn check_ids(tokenizer: &Arc<Tokenizer>, bytes: &[u8]) {
 fn sample() -> &'static Arc<Tokenizer> {
     static SAMPLE: OnceLock<Arc<Tokenizer>> = OnceLock::new();
     SAMPLE.get_or_init(|| {
-        let json = sample_json().to_string();
+        let json = sample_json(&["<think>", "</think>", "<｜User｜>", "hex"]).to_string();
         Arc::new(Tokenizer::from_bytes("sample", json.as_bytes()).expect("the built-in tokenizer is valid"))
     })
 }
 
-fn sample_json() -> Value {
-    let specials = ["<think>", "</think>", "<｜User｜>", "hex"];
+fn sample_json(specials: &[&str]) -> Value {
     let merges = [["h", "e"], ["Ġ", "t"], ["he", "x"], ["hex", "a"], ["Ã", "©"]];
     let mut names: Vec<String> = specials.iter().map(|&name| name.to_owned()).collect();
     names.extend((0..=u8::MAX).map(|byte| crate::byte_alphabet::char_of_byte(byte).to_string()));

@@ -26,16 +26,31 @@
 //! # }
 //! ```
 //!
-//! The crate is a library; it reads one file (the tokenizer), opens no socket and starts no async runtime.
+//! # The gateway itself
+//!
+//! [`server::start`] serves the OpenAI API on a port and hands requests to the agents that the FleetView names:
+//! [`openai`] turns HTTP into requests and tokens into answers, [`core`] is the seam behind it, `driver` owns the
+//! request machine and the connections to agents. The caller brings the async runtime.
 
+pub mod access;
+pub mod args;
 mod byte_alphabet;
 mod chat;
 mod chat_file;
+pub mod core;
 mod detokenizer;
+mod driver;
+mod fleet;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod limits;
+pub mod metrics;
+pub mod openai;
 mod parse;
 mod render;
+pub mod server;
+pub mod signals;
+pub mod tls;
 mod tokenizer;
 mod tokenizer_file;
 
@@ -43,4 +58,5 @@ pub use chat::{ChatError, ChatMessage, ChatRequest, ChatTool, ChatToolCall, Reas
 pub use detokenizer::Detokenizer;
 pub use parse::{AnswerEvent, AnswerOptions, AnswerParser, EndReason, ParseError};
 pub use render::{ChatRenderer, RECIPE_TOKENS, RenderError, RenderedChat};
+pub use server::{GatewayError, GatewayHandle, GatewayOptions, start};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -4,12 +4,16 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::cluster::args::{ApplyArgs, ExpertsArgs, PlanArgs, ScriptArgs, StatusArgs, UpArgs, ValidateArgs};
+use crate::load::args::LoadArgs;
+
 /// Serve DeepSeek-V4.1-Flash-like models: this machine's command line.
 #[derive(Debug, Parser)]
 #[command(name = "deepinfer", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Start here:\n  \
     deepinfer generate \"What is the capital of France?\"\n  \
     deepinfer generate                     a conversation in the terminal\n  \
+    deepinfer up -f examples/clusters/quickstart.yaml      serve the OpenAI API\n  \
     deepinfer inspect DIR                  what a checkpoint holds and needs\n  \
     deepinfer bench --checkpoint DIR       how fast it runs here\n\n\
     The shipped model in examples/models/tiny-v41 is the default checkpoint when run from the repository.")]
@@ -32,6 +36,22 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Write a checkpoint of random weights for a config.json, in the real layout and formats
     MakeRandom(MakeRandomArgs),
+    /// Serve the cluster of a YAML file on this machine, until Ctrl-C
+    Up(UpArgs),
+    /// Show a running cluster: what `kubectl get` would show
+    Status(StatusArgs),
+    /// Show what would be created for a cluster file, and why
+    Plan(PlanArgs),
+    /// Check cluster files: all errors at once, with line and field
+    Validate(ValidateArgs),
+    /// Change a running cluster to what a file says, without losing a request
+    Apply(ApplyArgs),
+    /// Show which experts the tokens of a running cluster chose
+    Experts(ExpertsArgs),
+    /// Send requests to a server and measure it: fixed concurrency, or a trace
+    Load(LoadArgs),
+    /// Tell the planner a story, for golden tests and support
+    Script(ScriptArgs),
 }
 
 /// The model folder of the repository.

@@ -2,12 +2,16 @@
 
 mod args;
 mod bench;
+mod client;
+mod cluster;
 mod generate;
 mod inspect;
+mod load;
 mod machine;
 mod make_random;
 mod report;
 mod runner;
+mod up;
 mod verify;
 
 use std::process::ExitCode;
@@ -23,6 +27,14 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::MakeRandom(args) => make_random::run(args),
+        Command::Up(args) => up::run(args),
+        Command::Status(args) => client::status::run(args),
+        Command::Plan(args) => cluster::plan::run(args),
+        Command::Validate(args) => cluster::validate::run(args),
+        Command::Apply(args) => client::apply::run(args),
+        Command::Experts(args) => client::experts::run(args),
+        Command::Load(args) => load::run(args),
+        Command::Script(args) => cluster::script::run(args),
     };
     match outcome {
         Ok(code) => code,

@@ -5,19 +5,50 @@ use super::Finding;
 /// What each crate may import from this workspace, in shipped code; dev-dependencies are free.
 pub const ALLOWED_ARROWS: &[(&str, &[&str])] = &[
     ("deepinfer-kernels", &[]),
-    ("deepinfer-serving", &[]),
-    ("deepinfer-engine", &["deepinfer-kernels", "deepinfer-serving"]),
-    ("deepinfer-gateway", &["deepinfer-serving"]),
-    ("deepinfer", &["deepinfer-engine", "deepinfer-gateway", "deepinfer-kernels", "deepinfer-serving"]),
+    ("deepinfer-protocol", &[]),
+    ("deepinfer-crds", &[]),
+    ("deepinfer-serving", &["deepinfer-protocol"]),
+    ("deepinfer-planner", &["deepinfer-crds", "deepinfer-protocol"]),
+    ("deepinfer-engine", &["deepinfer-kernels", "deepinfer-protocol", "deepinfer-serving"]),
+    ("deepinfer-transport", &["deepinfer-protocol"]),
+    ("deepinfer-gateway", &["deepinfer-protocol", "deepinfer-serving", "deepinfer-transport"]),
+    (
+        "deepinfer-agent",
+        &[
+            "deepinfer-engine",
+            "deepinfer-kernels",
+            "deepinfer-protocol",
+            "deepinfer-serving",
+            "deepinfer-transport",
+        ],
+    ),
+    (
+        "deepinfer",
+        &[
+            "deepinfer-agent",
+            "deepinfer-crds",
+            "deepinfer-engine",
+            "deepinfer-gateway",
+            "deepinfer-kernels",
+            "deepinfer-planner",
+            "deepinfer-protocol",
+            "deepinfer-serving",
+            "deepinfer-transport",
+        ],
+    ),
     ("deepinfer-e2e", &[]),
 ];
 
 /// Crates from outside that a core crate must not see.
 const FORBIDDEN: &[(&str, &[&str])] = &[
     ("deepinfer-kernels", &["tokio", "serde", "serde_json"]),
+    ("deepinfer-protocol", &["tokio", "kube"]),
+    ("deepinfer-crds", &["tokio", "kube-client"]),
     ("deepinfer-serving", &["tokio", "kube"]),
+    ("deepinfer-planner", &["tokio", "kube-client"]),
     ("deepinfer-engine", &["tokio", "kube"]),
     ("deepinfer-gateway", &["kube"]),
+    ("deepinfer-agent", &["kube"]),
 ];
 
 /// Checks the arrows of `cargo metadata --no-deps`.

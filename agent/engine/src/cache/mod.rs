@@ -4,16 +4,19 @@
 //! The scheduler names slots and blocks; here are only their bytes and how many positions they cover. Rows of
 //! one position are the same bytes however they came here, so any way to the same state is bitwise the same.
 
+mod block;
 mod history;
 mod ring;
 mod slot;
 mod stores;
 mod window_state;
 
+pub use block::BlockError;
+pub(crate) use block::BlockHeader;
 pub(crate) use history::Histories;
 pub(crate) use ring::{Moves, RingMoves, RingSpan};
 pub(crate) use slot::Slot;
-pub(crate) use stores::{Caches, Capacity};
+pub(crate) use stores::{Caches, Capacity, OpenGroups};
 pub(crate) use window_state::{Header, digest};
 pub use window_state::{WindowState, WindowStateError};
 

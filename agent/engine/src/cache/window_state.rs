@@ -1,5 +1,5 @@
-//! The constant-size state of a sequence at a block boundary, as bytes: window rows of every layer and the
-//! n-gram history. Open groups are empty there, compressed entries are in blocks.
+//! The constant-size state of a sequence as bytes: the n-gram history, window rows of every layer, and the
+//! tokens of open groups. At a block boundary no group is open. Compressed entries are in blocks.
 //!
 //! Only rows that can still be read are in it, the last `window` positions, so it can be cut out after a few
 //! more tokens have run, and equal histories give equal bytes however the rows came about.
@@ -7,11 +7,12 @@
 use thiserror::Error;
 
 const MAGIC: [u8; 4] = *b"DIWS";
-const VERSION: u32 = 1;
-/// Magic, version, digest, position, three bounds.
-const HEADER: usize = 4 + 4 + 8 + 4 * 8;
+const VERSION: u32 = 2;
+/// Magic, version, digest, position, three bounds, checksum.
+const HEADER: usize = CHECKSUM + 4;
+const CHECKSUM: usize = 4 + 4 + 8 + 4 * 8;
 
-/// Window state of one sequence at a multiple of 128 positions.
+/// State of one sequence at some position. Window checkpoints are such states at multiples of 128.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowState {
     bytes: Vec<u8>,
@@ -34,6 +35,9 @@ pub enum WindowStateError {
         /// Bytes there should be.
         expected: usize,
     },
+    /// Some byte is not what was exported.
+    #[error("window state: damaged, its checksum differs")]
+    Damaged,
     /// Positions that cannot be.
     #[error("window state: position {position} with rows from {from} is not possible")]
     Position {
@@ -72,6 +76,11 @@ impl WindowState {
         &self.bytes
     }
 
+    /// The bytes to be stored, without copying them.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
     /// Tokens covered.
     pub fn position(&self) -> usize {
         self.word(1) as usize
@@ -86,7 +95,20 @@ impl WindowState {
         for word in [header.digest, header.position as u64, a, b, c] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
+        bytes.extend_from_slice(&[0; 4]);
         Self { bytes }
+    }
+
+    /// Ends a state whose payload is complete.
+    pub(crate) fn seal(mut self) -> Self {
+        let checksum = self.checksum().to_le_bytes();
+        self.bytes[CHECKSUM..HEADER].copy_from_slice(&checksum);
+        self
+    }
+
+    /// CRC32C of everything but itself.
+    fn checksum(&self) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(&self.bytes[..CHECKSUM]), self.payload())
     }
 
     /// Where the payload is appended.
@@ -114,12 +136,15 @@ impl WindowState {
         Ok(Header { digest, position: position as usize, from: from.map(|p| p as usize) })
     }
 
-    /// Checks the length of the payload.
+    /// Checks the length of the payload, then all of it.
     pub(crate) fn check_payload(&self, expected: usize) -> Result<(), WindowStateError> {
-        if self.payload().len() == expected {
-            return Ok(());
+        if self.payload().len() != expected {
+            return Err(WindowStateError::Length { found: self.bytes.len(), expected: HEADER + expected });
         }
-        Err(WindowStateError::Length { found: self.bytes.len(), expected: HEADER + expected })
+        if self.bytes[CHECKSUM..HEADER] != self.checksum().to_le_bytes() {
+            return Err(WindowStateError::Damaged);
+        }
+        Ok(())
     }
 
     fn word(&self, ordinal: usize) -> u64 {
@@ -142,7 +167,7 @@ mod tests {
         let header = Header { digest: 7, position: 256, from: [224, 230, 256] };
         let mut state = WindowState::begin(&header, 3);
         state.payload_mut().extend_from_slice(&[1, 2, 3]);
-        state
+        state.seal()
     }
 
     #[test]
@@ -159,10 +184,17 @@ mod tests {
         assert!(matches!(state().header(7, 31), Err(WindowStateError::Position { from: 224, .. })));
         assert!(matches!(
             state().check_payload(4),
-            Err(WindowStateError::Length { found: 51, expected: 52 })
+            Err(WindowStateError::Length { found: 55, expected: 56 })
         ));
         let bytes = state().as_bytes().to_vec();
         assert_eq!(WindowState::from_bytes(bytes[..20].to_vec()), Err(WindowStateError::Format));
+        for at in 8..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            let damaged = WindowState::from_bytes(damaged).unwrap();
+            let found = damaged.header(7, 32).and_then(|_| damaged.check_payload(3));
+            assert!(found.is_err(), "byte {at}");
+        }
         let mut other = bytes;
         other[4] = 9;
         assert_eq!(WindowState::from_bytes(other), Err(WindowStateError::Format));

@@ -3,8 +3,9 @@
 use deepinfer_serving::batch::BLOCK_TOKENS;
 use thiserror::Error;
 
-use crate::cache::WindowStateError;
+use crate::cache::{BlockError, WindowStateError};
 use crate::engram::TokenMapError;
+use crate::exchange::ExchangeError;
 
 /// Why an engine does not open.
 #[derive(Debug, Error)]
@@ -22,6 +23,9 @@ pub enum OpenError {
     /// The model cannot run with the chosen numerics or truncation.
     #[error("not supported: {}", .0.join("; "))]
     Unsupported(Vec<String>),
+    /// The place in a supernode does not fit the model or the exchange.
+    #[error("slot map: {0}")]
+    SlotMap(String),
     /// Caches and buffers would not fit.
     #[error(
         "memory does not suffice: {} MiB needed beside the weights, {} MiB available; lower blocks ({blocks}), \
@@ -45,7 +49,8 @@ pub enum OpenError {
     TokenMap(#[from] TokenMapError),
 }
 
-/// Why a step, a draft or a change of a slot is refused. Nothing has changed then.
+/// Why a step, a draft or a change of a slot is refused. Nothing has changed then, but for
+/// [`StepError::Exchange`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum StepError {
     /// No such slot.
@@ -130,6 +135,14 @@ pub enum StepError {
         /// Blocks of the engine.
         blocks: usize,
     },
+    /// No such block.
+    #[error("block {block} does not exist, the engine has {blocks}")]
+    NoSuchBlock {
+        /// The block.
+        block: u32,
+        /// Blocks of the engine.
+        blocks: usize,
+    },
     /// Longer than the model's context.
     #[error("slot {slot}: {end} positions, max_position_embeddings is {limit}")]
     ContextLimit {
@@ -193,7 +206,28 @@ pub enum StepError {
     /// The model has no draft layers.
     #[error("the model has no draft layers (num_nextn_predict_layers is 0)")]
     NoDraftLayers,
-    /// A window state that cannot be imported.
+    /// A sequence or window state that cannot be imported.
     #[error(transparent)]
     WindowState(#[from] WindowStateError),
+    /// A block's bytes that cannot be imported.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+    /// Pieces of a sequence that are not one whole sequence for these blocks.
+    #[error("slot {slot}: pieces of a sequence: {detail}")]
+    Pieces {
+        /// The slot.
+        slot: u32,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A warm-up needs a slot that holds nothing.
+    #[error("warm-up: all {slots} slots are in use")]
+    NoFreeSlot {
+        /// Slots of the engine.
+        slots: usize,
+    },
+    /// The exchange with the other ranks ended in the middle of the step: its sequences are reset (nothing is
+    /// in their slots), and no further step can run.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
 }

@@ -5,6 +5,7 @@ use deepinfer_kernels::Backend;
 use super::options::EngineOptions;
 use crate::cache::{Caches, Capacity, Geometry, Histories};
 use crate::memory::Allocator;
+use crate::model::spread::SpreadBuffers;
 use crate::model::workspace::{Workspace, WorkspaceSize};
 use crate::numerics::Numerics;
 use crate::shape::ModelShape;
@@ -16,6 +17,16 @@ pub(super) struct MemoryPlan<'a> {
     numerics: Numerics,
     /// Slots, blocks and rows.
     pub capacity: Capacity,
+    /// The experts are spread over ranks.
+    spread: bool,
+}
+
+/// All buffers of an engine.
+pub(super) struct Memory<B: Backend> {
+    pub caches: Caches<B>,
+    pub workspace: Workspace<B>,
+    /// If the experts are spread over ranks.
+    pub spread: Option<SpreadBuffers<B>>,
 }
 
 impl<'a> MemoryPlan<'a> {
@@ -25,6 +36,7 @@ impl<'a> MemoryPlan<'a> {
         geometry: &'a Geometry,
         numerics: Numerics,
         options: &EngineOptions,
+        spread: bool,
     ) -> Self {
         // Drafts run in the same buffers: there is room for one block at least.
         let block = shape.draft.as_ref().map_or(1, |d| d.block_size);
@@ -32,6 +44,7 @@ impl<'a> MemoryPlan<'a> {
             shape,
             geometry,
             numerics,
+            spread,
             capacity: Capacity {
                 slots: options.slots,
                 blocks: options.blocks,
@@ -54,10 +67,13 @@ impl<'a> MemoryPlan<'a> {
     }
 
     /// Allocates, or only counts.
-    pub fn build<B: Backend>(&self, memory: &mut Allocator<'_, B>) -> (Caches<B>, Workspace<B>) {
+    pub fn build<B: Backend>(&self, memory: &mut Allocator<'_, B>) -> Memory<B> {
         let Capacity { slots, rows, .. } = self.capacity;
         let size = WorkspaceSize { rows, sequences: slots.min(rows) };
-        let caches = Caches::new(memory, self.shape, self.geometry, self.numerics, self.capacity);
-        (caches, Workspace::new(memory, self.shape, self.geometry, self.numerics, size))
+        Memory {
+            caches: Caches::new(memory, self.shape, self.geometry, self.numerics, self.capacity),
+            workspace: Workspace::new(memory, self.shape, self.geometry, self.numerics, size),
+            spread: self.spread.then(|| SpreadBuffers::new(memory, self.shape, rows)),
+        }
     }
 }

@@ -9,13 +9,17 @@ mod check;
 mod error;
 mod memory_plan;
 mod options;
+mod pieces;
+mod rank;
 #[cfg(test)]
 mod tests;
+mod warm_up;
 mod window;
 
 use std::fmt;
+use std::sync::Arc;
 
-use deepinfer_kernels::{Backend, WeightFormat, WeightInfo};
+use deepinfer_kernels::{Backend, WeightFormat};
 use deepinfer_serving::batch::{
     DraftOutput, DraftRequest, RowRange, SequenceStep, StateSlot, StepBatch, StepOutput,
 };
@@ -23,19 +27,22 @@ use deepinfer_serving::batch::{
 pub use self::error::{OpenError, StepError};
 pub use self::options::{BoundarySwa, EngineOptions, Truncation};
 pub use self::window::IMAGE_POSITION;
-pub use crate::cache::{WindowState, WindowStateError};
+pub use crate::cache::{BlockError, WindowState, WindowStateError};
 pub use crate::numerics::Numerics;
 
-use self::memory_plan::MemoryPlan;
+use self::memory_plan::{Memory, MemoryPlan};
+use self::rank::Membership;
 use crate::cache::{Caches, Geometry, Histories, Slot};
 use crate::engram::Hasher;
+use crate::exchange::{ExchangeError, RankSetup, SlotMap};
 use crate::memory::{self, Allocator};
 use crate::model::Constants;
 use crate::model::draft::{DraftBlock, DraftPlan};
 use crate::model::forward::Pass;
 use crate::model::plan::{PlanContext, SequencePlan, StepPlan};
 use crate::model::rope::Frequencies;
-use crate::model::weights::{LayerWeights, Weights};
+use crate::model::spread::Spread;
+use crate::model::weights::Weights;
 use crate::model::workspace::Workspace;
 use crate::record::Probe;
 use crate::shape::ModelShape;
@@ -56,6 +63,12 @@ pub struct Engine<B: Backend> {
     draft_plan: DraftPlan,
     draft_blocks: Vec<DraftBlock>,
     allocated: u64,
+    /// Which experts this engine holds.
+    map: Arc<SlotMap>,
+    rank: usize,
+    membership: Membership<B>,
+    /// Arrivals of other ranks' rows that no output has shown yet, `[layers, slots]`.
+    unreported: Vec<u32>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -66,11 +79,36 @@ impl<B: Backend> Engine<B> {
     /// memory that is left (nothing is allocated then), or if tokenizer.json does not give the n-gram
     /// vocabulary.
     pub fn open(backend: B, checkpoint: &Checkpoint, options: EngineOptions) -> Result<Self, OpenError> {
+        Self::open_member(backend, checkpoint, options, None)
+    }
+
+    /// Opens a rank of a supernode: it holds the experts that `setup.map` gives it and exchanges rows with the
+    /// other ranks in every backbone layer of every step. So all ranks run the same number of steps, one
+    /// without work an empty batch; a batch that is refused takes part as an empty one.
+    ///
+    /// # Errors
+    /// As for [`Engine::open`], and if the map or the exchange is not of this model.
+    pub fn open_rank(
+        backend: B,
+        checkpoint: &Checkpoint,
+        options: EngineOptions,
+        setup: RankSetup,
+    ) -> Result<Self, OpenError> {
+        rank::check_setup(&setup, &checkpoint.shape)?;
+        Self::open_member(backend, checkpoint, options, Some(setup))
+    }
+
+    fn open_member(
+        backend: B,
+        checkpoint: &Checkpoint,
+        options: EngineOptions,
+        setup: Option<RankSetup>,
+    ) -> Result<Self, OpenError> {
         let shape = &checkpoint.shape;
         let geometry = Geometry::of(shape);
         options.check(shape, geometry.ring)?;
         let numerics = options.numerics_of(shape);
-        let plan = MemoryPlan::new(shape, &geometry, numerics, &options);
+        let plan = MemoryPlan::new(shape, &geometry, numerics, &options, setup.is_some());
         let needed = plan.bytes(&backend);
         if let Some(available) = memory::available().filter(|&available| available < needed) {
             return Err(OpenError::Memory {
@@ -85,9 +123,10 @@ impl<B: Backend> Engine<B> {
             Some(map) => Some(Hasher::new(shape, map)?),
             None => None,
         };
-        let weights = Weights::load(&backend, checkpoint);
-        check_experts(&weights, numerics)?;
-        let (caches, workspace) = plan.build(&mut Allocator::new(&backend));
+        let (map, rank) = rank::place(setup.as_ref(), shape)?;
+        check_experts(checkpoint, numerics)?;
+        let weights = Weights::load(&backend, checkpoint, &map, rank);
+        let Memory { caches, workspace, spread } = plan.build(&mut Allocator::new(&backend));
         let truncated = options.truncation != Truncation::Off;
         let boundary = shape.first_consumer().filter(|_| truncated);
         let (reach, slack) = (plan.reach(), geometry.slack);
@@ -113,6 +152,12 @@ impl<B: Backend> Engine<B> {
             context,
             options,
             backend,
+            membership: Membership::new(
+                setup.zip(spread).map(|(setup, buffers)| Spread::new(setup, buffers)),
+            ),
+            unreported: Vec::new(),
+            map,
+            rank,
         })
     }
 
@@ -151,7 +196,8 @@ impl<B: Backend> Engine<B> {
     /// With consumer truncation only the kept rows of a prompt return logits, whatever was asked for.
     ///
     /// # Errors
-    /// If the batch cannot run; then no state and not `out` has changed.
+    /// If the batch cannot run; then no state and not `out` has changed. Only [`StepError::Exchange`] resets
+    /// the batch's sequences: the step ended on all ranks, and no other can follow.
     pub fn execute(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), StepError> {
         self.run(batch, out, None)
     }
@@ -178,7 +224,10 @@ impl<B: Backend> Engine<B> {
         out: &mut StepOutput,
         probe: Option<&mut Probe>,
     ) -> Result<(), StepError> {
-        self.check(batch)?;
+        if let Err(refused) = self.check(batch) {
+            self.attend()?;
+            return Err(refused);
+        }
         for step in &batch.sequences {
             self.enter(step);
         }
@@ -187,7 +236,11 @@ impl<B: Backend> Engine<B> {
         let sequences =
             batch.sequences.iter().map(|step| sequence_plan(&slots[step.slot.0 as usize], step, full));
         self.plan.build(context, batch, sequences, &mut self.histories);
-        self.compute(batch, out, probe);
+        if let Err(ended) = self.compute(batch, out, probe) {
+            // Rows of some layers are written and of others not.
+            batch.sequences.iter().for_each(|step| self.reset(step.slot));
+            return Err(ended.into());
+        }
         for step in &batch.sequences {
             self.slots[step.slot.0 as usize].extend(step.end());
         }
@@ -207,22 +260,31 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Computes the planned step.
-    fn compute(&mut self, batch: &StepBatch, out: &mut StepOutput, probe: Option<&mut Probe>) {
+    fn compute(
+        &mut self,
+        batch: &StepBatch,
+        out: &mut StepOutput,
+        probe: Option<&mut Probe>,
+    ) -> Result<(), ExchangeError> {
         let shape = &self.constants.shape;
         let plan = &self.plan;
         out.vocab_size = shape.vocab_size;
-        out.slots_per_layer = shape.n_routed_experts;
+        out.slots_per_layer = self.map.slots_per_rank();
         out.logits.clear();
         out.ranges.clear();
         out.arrivals.clear();
-        out.arrivals.resize(shape.num_hidden_layers * shape.n_routed_experts, 0);
+        out.arrivals.append(&mut self.unreported);
+        out.arrivals.resize(shape.num_hidden_layers * out.slots_per_layer, 0);
         let mut first = 0;
         for &len in &plan.logit_counts {
             out.ranges.push(RowRange { first, len });
             first += len;
         }
-        if plan.tokens.is_empty() {
-            return;
+        // Taken out while the step runs: a panic drops it, and so ends the step on the other ranks.
+        let mut membership = self.membership.take()?;
+        if plan.tokens.is_empty() && membership.is_alone() {
+            self.membership = membership;
+            return Ok(());
         }
         let mut pass = Pass {
             backend: &self.backend,
@@ -230,11 +292,21 @@ impl<B: Backend> Engine<B> {
             caches: &mut self.caches,
             ws: &mut self.workspace,
             rows: plan.tokens.len(),
+            spread: membership.spread(),
             probe,
         };
-        if pass.backbone(&self.weights, plan, batch, &mut out.arrivals) {
-            pass.logits(&self.weights.norm, &self.weights.head, &plan.logit_rows, &mut out.logits);
+        match pass.backbone(&self.weights, plan, batch, &mut out.arrivals) {
+            Ok(true) => {
+                pass.logits(&self.weights.norm, &self.weights.head, &plan.logit_rows, &mut out.logits);
+            }
+            Ok(false) => {}
+            Err(ended) => {
+                self.membership = Membership::Over(ended.clone());
+                return Err(ended);
+            }
         }
+        self.membership = membership;
+        Ok(())
     }
 
     /// Proposes a block of tokens after each request's token, greedily. Changes no state.
@@ -264,6 +336,7 @@ impl<B: Backend> Engine<B> {
                 caches: &mut self.caches,
                 ws: &mut self.workspace,
                 rows: requests.len() * block,
+                spread: None,
                 probe: None,
             };
             pass.draft(&self.weights, &mut self.draft_plan, out);
@@ -333,18 +406,24 @@ fn sequence_plan(slot: &Slot, step: &SequenceStep, boundary_full: bool) -> Seque
     }
 }
 
-/// The picked experts of a layer share one flag for rounding.
-fn check_experts<B: Backend>(weights: &Weights<B>, numerics: Numerics) -> Result<(), OpenError> {
-    let rounds = |w: &B::Weight| matches!(w.format(), WeightFormat::Fp8 | WeightFormat::Fp4);
-    let mixed = |layer: &&LayerWeights<B>| {
-        let mut all = layer.moe.experts.slots.iter().flat_map(|e| [&e.w1, &e.w3, &e.w2]).map(rounds);
-        let first = all.next();
-        all.any(|r| Some(r) != first)
+/// The picked experts of a layer share one flag for rounding, on whichever ranks they are.
+fn check_experts(checkpoint: &Checkpoint, numerics: Numerics) -> Result<(), OpenError> {
+    let shape = &checkpoint.shape;
+    let mixed = |layer: &usize| {
+        let p = shape.layer_prefix(*layer);
+        let mut rounds =
+            (0..shape.experts(*layer)).flat_map(|e| ["w1", "w3", "w2"].map(|w| (e, w))).map(|(e, w)| {
+                let format = checkpoint.format(&format!("{p}ffn.experts.{e}.{w}.weight"));
+                matches!(format, WeightFormat::Fp8 | WeightFormat::Fp4)
+            });
+        let first = rounds.next();
+        rounds.any(|r| Some(r) != first)
     };
-    let drafts = weights.draft.iter().flat_map(|d| &d.layers);
-    let layers: Vec<String> =
-        weights.layers.iter().chain(drafts).filter(mixed).map(|l| l.number.to_string()).collect();
-    if numerics == Numerics::F32 || layers.is_empty() {
+    if numerics == Numerics::F32 {
+        return Ok(());
+    }
+    let layers: Vec<String> = (0..shape.total_layers()).filter(mixed).map(|l| l.to_string()).collect();
+    if layers.is_empty() {
         return Ok(());
     }
     Err(OpenError::Unsupported(vec![format!(

@@ -271,3 +271,59 @@ fn a_hit_with_exact_replay_gives_the_bits_of_the_whole_prompt_in_every_mode() {
         assert_eq!(whole, hit, "{truncation:?}, keep {keep}, {boundary_swa:?}");
     }
 }
+
+#[test]
+fn forged_states_with_a_valid_checksum_are_refused_or_run_and_never_panic() {
+    let mut engine = engine(EngineOptions { max_rows: 128, ..options() });
+    run(&mut engine, vec![step(0, 0, &text(0, 101))]);
+    let state = engine.export_sequence(StateSlot(0)).unwrap();
+    let limit = engine.shape().max_position_embeddings as u64;
+    let mut seed = 1u64;
+    let mut random = move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed >> 33
+    };
+    let mut accepted = 0;
+    for round in 0..400 {
+        let mut bytes = state.as_bytes().to_vec();
+        // Position, three bounds, then anything behind the header.
+        let edges = [0, 1, 100, 102, 128, limit, limit + 1, u64::MAX, random()];
+        for word in 2..6 {
+            if random() % 3 == 0 {
+                let value = edges[random() as usize % edges.len()];
+                bytes[8 * word..8 * word + 8].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        for _ in 0..round % 5 {
+            let at = 52 + random() as usize % (bytes.len() - 52);
+            bytes[at] = random() as u8;
+        }
+        let forged = WindowState::from_bytes(bytes).unwrap().seal();
+        if engine.import_sequence(StateSlot(1), &forged).is_ok() {
+            accepted += 1;
+            let held = engine.held(StateSlot(1));
+            let next = StepBatch { sequences: vec![step(1, held, &text(0, 2))] };
+            engine.execute(&next, &mut StepOutput::default()).unwrap();
+        }
+    }
+    assert!(accepted > 10, "some were whole: {accepted}");
+}
+
+#[test]
+fn a_place_in_a_supernode_must_fit_the_model_and_the_exchange() {
+    use crate::exchange::local::LocalExchange;
+    let checkpoint = checkpoint();
+    let limit = std::time::Duration::from_secs(1);
+    let refused = |map: SlotMap, ranks: usize| {
+        let exchange = Box::new(LocalExchange::new(ranks, limit).remove(0));
+        let setup = RankSetup { map: Arc::new(map), exchange };
+        Engine::open_rank(Reference, &checkpoint, options(), setup).unwrap_err().to_string()
+    };
+    let two = SlotMap::initial(&checkpoint.shape, 2, 0).unwrap();
+    assert_eq!(refused(two, 3), "slot map: 2 ranks, the exchange has 3 and this is rank 0");
+    let short = SlotMap::new(16, 1, vec![(0..16).collect(); 9]).unwrap();
+    assert_eq!(refused(short, 1), "slot map: 16 experts in 9 layers, the model has 16 in 10");
+    let extra = SlotMap::initial(&checkpoint.shape, 2, 9).unwrap_err().to_string();
+    assert_eq!(extra, "extraSlotsPerRank is 9, at most 8: a rank would hold some expert twice");
+    assert_eq!(SlotMap::initial(&checkpoint.shape, 1, 5).unwrap().slots_per_rank(), 16, "one rank has none");
+}

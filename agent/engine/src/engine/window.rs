@@ -1,13 +1,14 @@
-//! State at block boundaries: cut out, put back, or rebuilt from tokens whose entries are still in their
-//! blocks.
+//! The state of a sequence beside its blocks: cut out, put back, or rebuilt from tokens whose entries are
+//! still in their blocks.
 
 use deepinfer_kernels::{Backend, StoreInfo};
 use deepinfer_serving::batch::{BLOCK_TOKENS, StateSlot};
 
 use super::error::StepError;
 use super::{Engine, Truncation};
-use crate::cache::{Header, Slot, WindowState, digest};
+use crate::cache::{Header, OpenGroups, Slot, WindowState, WindowStateError, digest};
 use crate::engram::DEAD;
+use crate::model::groups::GroupPlan;
 use crate::model::plan::Zone;
 
 /// In the history of a replay: a position of an image span.
@@ -29,10 +30,24 @@ impl<B: Backend> Engine<B> {
     /// [`StepError::NoSlot`], [`StepError::NotAligned`], [`StepError::NotHeld`],
     /// [`StepError::RollbackTooDeep`].
     pub fn export_window_at(&self, slot: StateSlot, position: usize) -> Result<WindowState, StepError> {
-        let state = *self.slot(slot)?;
-        if position == 0 || !position.is_multiple_of(BLOCK_TOKENS) {
+        self.slot(slot)?;
+        if !position.is_multiple_of(BLOCK_TOKENS) || position == 0 {
             return Err(StepError::NotAligned { slot: slot.0, position });
         }
+        self.export_state_at(slot, position)
+    }
+
+    /// The slot's state where it stands, at any position but 0.
+    ///
+    /// # Errors
+    /// [`StepError::NoSlot`], [`StepError::NotHeld`] for an empty slot.
+    pub fn export_sequence(&self, slot: StateSlot) -> Result<WindowState, StepError> {
+        // An empty slot has no position 1.
+        self.export_state_at(slot, self.slot(slot)?.held.max(1))
+    }
+
+    fn export_state_at(&self, slot: StateSlot, position: usize) -> Result<WindowState, StepError> {
+        let state = *self.slot(slot)?;
         if position > state.held {
             let held = state.held;
             return Err(StepError::NotHeld { slot: slot.0, position, held });
@@ -43,7 +58,7 @@ impl<B: Backend> Engine<B> {
         let header =
             Header { digest: self.digest(), position, from: zones.map(|from| from.clamp(oldest, position)) };
         let ordinal = slot.0 as usize;
-        let mut out = WindowState::begin(&header, self.window_payload(&header));
+        let mut out = WindowState::begin(&header, self.state_payload(&header));
         let mut history = vec![DEAD; self.reach().saturating_sub(position)];
         if self.context.hasher.is_some() {
             self.histories.before(ordinal, position, &mut history);
@@ -53,19 +68,51 @@ impl<B: Backend> Engine<B> {
             let rows = self.window_rows(ordinal, layer, &header);
             self.backend.export_rows(store, &rows, out.payload_mut());
         }
-        Ok(out)
+        for source in 0..self.caches.sources.len() {
+            let rows = self.open_rows(ordinal, source, position);
+            let OpenGroups { values, gates } = &self.caches.sources[source].open;
+            self.backend.export_rows(values, &rows, out.payload_mut());
+            self.backend.export_rows(gates, &rows, out.payload_mut());
+        }
+        Ok(out.seal())
     }
 
-    /// Puts a state into a slot, whatever it held before. Compressed entries are not part of it: the
-    /// sequence's blocks must hold them.
+    /// Puts a window checkpoint into a slot, whatever it held before. Compressed entries are not part of it:
+    /// the sequence's blocks must hold them.
+    ///
+    /// # Errors
+    /// [`StepError::NoSlot`], [`StepError::NotAligned`] if the state is not at a multiple of 128, or
+    /// [`StepError::WindowState`] if it is damaged or of another model or setting.
+    pub fn import_window(&mut self, slot: StateSlot, state: &WindowState) -> Result<(), StepError> {
+        self.slot(slot)?;
+        self.check_state(state)?;
+        let position = state.position();
+        if !position.is_multiple_of(BLOCK_TOKENS) {
+            return Err(StepError::NotAligned { slot: slot.0, position });
+        }
+        self.import_sequence(slot, state)
+    }
+
+    /// Whether a state is whole and of this model and setting.
+    pub(super) fn check_state(&self, state: &WindowState) -> Result<Header, StepError> {
+        let header = state.header(self.digest(), self.context.geometry.window)?;
+        if !(1..=self.constants.shape.max_position_embeddings).contains(&header.position) {
+            let (position, from) = (header.position as u64, header.from[0] as u64);
+            return Err(WindowStateError::Position { position, from }.into());
+        }
+        state.check_payload(self.state_payload(&header))?;
+        Ok(header)
+    }
+
+    /// Puts a state at any position into a slot, whatever it held before. The sequence's blocks must hold its
+    /// compressed entries.
     ///
     /// # Errors
     /// [`StepError::NoSlot`], or [`StepError::WindowState`] if the state is damaged or of another model or
     /// setting.
-    pub fn import_window(&mut self, slot: StateSlot, state: &WindowState) -> Result<(), StepError> {
+    pub fn import_sequence(&mut self, slot: StateSlot, state: &WindowState) -> Result<(), StepError> {
         self.slot(slot)?;
-        let header = state.header(self.digest(), self.context.geometry.window)?;
-        state.check_payload(self.window_payload(&header))?;
+        let header = self.check_state(state)?;
         let ordinal = slot.0 as usize;
         let (history, mut rest) = state.payload().split_at(4 * self.reach());
         if self.context.hasher.is_some() {
@@ -82,6 +129,16 @@ impl<B: Backend> Engine<B> {
             let (part, after) = rest.split_at(bytes);
             self.backend.import_rows(store, &rows, part);
             rest = after;
+        }
+        for source in 0..self.caches.sources.len() {
+            let rows = self.open_rows(ordinal, source, header.position);
+            let OpenGroups { values, gates } = &mut self.caches.sources[source].open;
+            for store in [values, gates] {
+                let bytes = rows.len() * store.format().row_bytes(store.width());
+                let (part, after) = rest.split_at(bytes);
+                self.backend.import_rows(store, &rows, part);
+                rest = after;
+            }
         }
         self.slots[ordinal] = Slot {
             window_from: header.from[0],
@@ -157,13 +214,27 @@ impl<B: Backend> Engine<B> {
         (from..header.position).map(|p| self.context.geometry.ring_row(slot, p)).collect()
     }
 
-    /// Bytes after the header of a window state.
-    fn window_payload(&self, header: &Header) -> usize {
+    /// Rows of the open group of a source when a slot stands at a position.
+    fn open_rows(&self, slot: usize, source: usize, position: usize) -> Vec<u32> {
+        let ratio = self.constants.shape.ratio(self.constants.shape.kv_source_layer_ids[source]);
+        let ring = GroupPlan::ring(ratio, self.context.geometry.slack);
+        (position - position % ratio..position).map(|p| (slot * ring + p % ring) as u32).collect()
+    }
+
+    /// Bytes after the header of a state.
+    fn state_payload(&self, header: &Header) -> usize {
         let row = |(layer, store): (usize, &B::Store)| {
             (header.position - header.from[self.zone_ordinal(layer)])
                 * store.format().row_bytes(store.width())
         };
-        4 * self.reach() + self.caches.window.iter().enumerate().map(row).sum::<usize>()
+        let open = |source: usize| {
+            let OpenGroups { values, gates } = &self.caches.sources[source].open;
+            let rows = self.open_rows(0, source, header.position).len();
+            [values, gates].map(|s| rows * s.format().row_bytes(s.width())).iter().sum::<usize>()
+        };
+        4 * self.reach()
+            + self.caches.window.iter().enumerate().map(row).sum::<usize>()
+            + (0..self.caches.sources.len()).map(open).sum::<usize>()
     }
 
     fn zone_ordinal(&self, layer: usize) -> usize {
@@ -177,8 +248,33 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Digest of everything that gives the bytes of a window state their meaning.
-    fn digest(&self) -> u64 {
+    /// What gives the bytes of exported states and blocks their meaning, as text for keys and for people:
+    /// version, numerics, tokens of a block, what truncation leaves out, and a digest of the whole shape.
+    pub fn kv_format(&self) -> String {
+        let truncation = match self.constants.boundary {
+            None => "off".to_string(),
+            Some(layer) => format!(
+                "{:?} from layer {layer}, keep {}, {:?}",
+                self.options.truncation,
+                self.options.keep_of(&self.constants.shape),
+                self.options.boundary_swa
+            ),
+        };
+        let (numerics, digest) = (self.constants.numerics, self.digest());
+        format!("kv 1, {numerics}, blocks of {BLOCK_TOKENS}, truncation {truncation}, shape {digest:016x}")
+    }
+
+    /// Names who can read whose KV: engines with the same weights and the same format, whatever their ranks
+    /// and sizes. `weights`: [`crate::Checkpoint::digest`].
+    pub fn kv_epoch(&self, weights: &[u8; 32]) -> String {
+        let mut hash = blake3::Hasher::new_derive_key("deepinfer.io kv epoch 1");
+        hash.update(weights);
+        hash.update(self.kv_format().as_bytes());
+        hash.finalize().to_hex()[..16].to_string()
+    }
+
+    /// Digest of everything that gives the bytes of a state or a block their meaning.
+    pub(super) fn digest(&self) -> u64 {
         let c = &self.constants;
         digest(&format!("{:?} {:?} {:?} {:?}", c.shape, c.numerics, c.boundary, self.options.boundary_swa))
     }

@@ -151,7 +151,7 @@ impl<B: Backend> Pass<'_, B> {
             self.attention_input(layer);
             self.write_window(layer, &plan.windows);
             let keys = Keys { rows: &plan.rows, windows: &plan.windows, blocks: (&[], &[]) };
-            self.block(layer, keys, &mut plan.arrivals);
+            self.block(layer, keys, &mut plan.arrivals).expect("draft layers exchange nothing");
         }
         plan.logits.clear();
         let identity = std::mem::take(&mut self.ws.identity);

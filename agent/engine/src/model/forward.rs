@@ -6,10 +6,12 @@ use deepinfer_serving::batch::StepBatch;
 use super::Constants;
 use super::plan::StepPlan;
 use super::rows::RowSet;
+use super::spread::Spread;
 use super::weights::{LayerWeights, Weights};
 use super::windows::WindowPlan;
 use super::workspace::Workspace;
 use crate::cache::Caches;
+use crate::exchange::ExchangeError;
 use crate::record::Probe;
 
 /// A step in progress: what it computes with, and how many rows run through the current layer.
@@ -19,6 +21,8 @@ pub(crate) struct Pass<'a, B: Backend> {
     pub caches: &'a mut Caches<B>,
     pub ws: &'a mut Workspace<B>,
     pub rows: usize,
+    /// The experts' exchange with other ranks, if there are any.
+    pub spread: Option<&'a mut Spread<B>>,
     pub probe: Option<&'a mut Probe>,
 }
 
@@ -35,23 +39,33 @@ pub(crate) struct Keys<'a> {
 
 impl<B: Backend> Pass<'_, B> {
     /// Runs the rows of a step through all backbone layers and keeps what later steps need. Returns `false`
-    /// if the layers after the boundary kept no row: then there are no logits.
+    /// if no row came through: then there are no logits. Layers without rows still serve those of other
+    /// ranks.
     ///
-    /// `arrivals` counts rows by layer and expert slot, `[layers, slots]`.
+    /// `arrivals` counts rows by layer and local expert slot, `[layers, slots]`.
+    ///
+    /// # Errors
+    /// If the exchange of the experts ended.
     pub fn backbone(
         &mut self,
         weights: &Weights<B>,
         plan: &StepPlan,
         batch: &StepBatch,
         arrivals: &mut [u32],
-    ) -> bool {
-        let slots = self.constants.shape.n_routed_experts;
+    ) -> Result<bool, ExchangeError> {
+        let slots = arrivals.len() / weights.layers.len();
         let mut rows = &plan.all;
-        self.load_rotations(rows);
-        self.embed(&weights.embed, &plan.tokens);
-        self.place_images(batch);
-        self.open_stream();
+        if self.rows > 0 {
+            self.load_rotations(rows);
+            self.embed(&weights.embed, &plan.tokens);
+            self.place_images(batch);
+            self.open_stream();
+        }
         for (layer, arrivals) in weights.layers.iter().zip(arrivals.chunks_exact_mut(slots)) {
+            if self.rows == 0 {
+                self.spread_experts(layer, self.expert_params(layer), arrivals)?;
+                continue;
+            }
             let windows = plan.windows(self.constants.zone(layer.number));
             self.force_input(layer.number);
             self.engram(layer, rows);
@@ -61,30 +75,41 @@ impl<B: Backend> Pass<'_, B> {
             if plan.shrinks && Some(layer.number) == self.constants.boundary {
                 rows = plan.last();
                 if rows.len() == 0 {
-                    return false;
+                    self.rows = 0;
+                    self.spread_experts(layer, self.expert_params(layer), arrivals)?;
+                    continue;
                 }
                 self.keep_rows(layer, rows);
             }
             let blocks = (plan.blocks.as_slice(), plan.block_ends.as_slice());
-            self.block(layer, Keys { rows, windows, blocks }, arrivals);
+            self.block(layer, Keys { rows, windows, blocks }, arrivals)?;
+        }
+        if self.rows == 0 {
+            return Ok(false);
         }
         self.record_result();
         self.write_draft_context(weights, plan);
-        true
+        Ok(true)
     }
 
     /// The rest of a layer, backbone or draft: attention over keys that are already stored, then the experts.
     /// Each merge is followed by the mixes of the next sublayer; a sublayer's own `pre` is used one sublayer
     /// later.
-    pub fn block(&mut self, layer: &LayerWeights<B>, keys: Keys<'_>, arrivals: &mut [u32]) {
+    pub fn block(
+        &mut self,
+        layer: &LayerWeights<B>,
+        keys: Keys<'_>,
+        arrivals: &mut [u32],
+    ) -> Result<(), ExchangeError> {
         self.attention_mixes(&layer.hc_attn);
         self.attention(layer, keys);
         self.merge();
         self.ffn_mixes(&layer.hc_ffn);
         self.ffn_input(layer);
-        self.experts(layer, &keys.rows.image, arrivals);
+        self.experts(layer, &keys.rows.image, arrivals)?;
         self.merge();
         self.record_output(layer.number);
+        Ok(())
     }
 
     /// Keys of the layer's rows: its own window rows, and on sources the entries that these rows complete.

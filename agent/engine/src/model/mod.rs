@@ -21,6 +21,7 @@ mod head;
 mod hyper_connection;
 mod indexer;
 mod moe;
+pub(crate) mod spread;
 
 use deepinfer_kernels::HcParams;
 

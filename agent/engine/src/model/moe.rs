@@ -4,18 +4,27 @@ use deepinfer_kernels::{Backend, ExpertParams, RouteParams, RowFormat};
 
 use super::forward::Pass;
 use super::weights::LayerWeights;
+use crate::exchange::ExchangeError;
 
 impl<B: Backend> Pass<'_, B> {
     /// `y = sum_e weight_e expert_e(x) + shared(x)`. `image` flags image rows (empty: none); `arrivals`
-    /// counts picks by expert slot.
-    pub fn experts(&mut self, layer: &LayerWeights<B>, image: &[u8], arrivals: &mut [u32]) {
+    /// counts picks by local expert slot. Fails only in a step with an exchange.
+    pub fn experts(
+        &mut self,
+        layer: &LayerWeights<B>,
+        image: &[u8],
+        arrivals: &mut [u32],
+    ) -> Result<(), ExchangeError> {
         let shape = &self.constants.shape;
         let moe = &layer.moe;
-        let (rows, top_k, limit) = (self.rows, moe.top_k, shape.swiglu_limit);
-        let quantize = moe.experts.slots.first().is_some_and(|e| self.rounds(&e.w1));
+        let (rows, hidden) = (self.rows, shape.hidden_size);
+        let params = self.expert_params(layer);
         let ws = &mut *self.ws;
-        let route =
-            RouteParams { top_k, normalize: shape.norm_topk_prob, scale: shape.routed_scaling_factor };
+        let route = RouteParams {
+            top_k: moe.top_k,
+            normalize: shape.norm_topk_prob,
+            scale: shape.routed_scaling_factor,
+        };
         self.backend.route(
             &ws.x.plain,
             rows,
@@ -27,15 +36,31 @@ impl<B: Backend> Pass<'_, B> {
             &mut ws.route_ids,
             &mut ws.route_weights,
         );
-        let params = ExpertParams { top_k, limit, quantize };
-        let (ids, weights) = (&ws.route_ids, &ws.route_weights);
-        self.backend.experts(&ws.x.plain, rows, ids, weights, &moe.experts, params, &mut ws.y, arrivals);
-        self.shared_expert(layer);
-        self.record_experts(layer.number, top_k);
+        if self.spread.is_some() && !shape.is_draft(layer.number) {
+            self.spread_experts(layer, params, arrivals)?;
+        } else {
+            let (ids, weights) = (&ws.route_ids, &ws.route_weights);
+            self.backend.experts(&ws.x.plain, rows, ids, weights, &moe.experts, params, &mut ws.y, arrivals);
+            self.shared_expert(layer);
+            let ws = &mut *self.ws;
+            self.backend.add(&mut ws.y, &ws.shared_out, rows * hidden);
+        }
+        self.record_experts(layer.number, moe.top_k);
+        Ok(())
     }
 
-    /// `y += w2 swiglu(w1 x, w3 x)`.
-    fn shared_expert(&mut self, layer: &LayerWeights<B>) {
+    /// How the picked experts of a layer are computed.
+    pub fn expert_params(&self, layer: &LayerWeights<B>) -> ExpertParams {
+        let moe = &layer.moe;
+        ExpertParams {
+            top_k: moe.top_k,
+            limit: self.constants.shape.swiglu_limit,
+            quantize: moe.experts.slots.first().is_some_and(|e| self.rounds(&e.w1)),
+        }
+    }
+
+    /// `shared_out = w2 swiglu(w1 x, w3 x)`.
+    pub fn shared_expert(&mut self, layer: &LayerWeights<B>) {
         let shape = &self.constants.shape;
         let shared = &layer.moe.shared;
         let (rows, hidden, inner) = (self.rows, shape.hidden_size, shape.moe_intermediate_size);
@@ -51,7 +76,6 @@ impl<B: Backend> Pass<'_, B> {
             self.backend.fake_quantize(&mut ws.shared_gate, rows, inner, RowFormat::Fp8);
         }
         self.backend.matmul(&shared.w2, &ws.shared_gate, rows, &mut ws.shared_out);
-        self.backend.add(&mut ws.y, &ws.shared_out, rows * hidden);
     }
 
     fn record_experts(&mut self, layer: usize, top_k: usize) {

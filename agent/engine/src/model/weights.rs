@@ -2,6 +2,7 @@
 
 use deepinfer_kernels::{Backend, ExpertSet, ExpertWeights};
 
+use crate::exchange::SlotMap;
 use crate::shape::ModelShape;
 use crate::weights::Checkpoint;
 
@@ -120,13 +121,17 @@ struct Loader<'a, B> {
     backend: &'a B,
     checkpoint: &'a Checkpoint,
     shape: &'a ModelShape,
+    /// Experts of each backbone layer that this rank holds.
+    map: &'a SlotMap,
+    rank: usize,
 }
 
 impl<B: Backend> Weights<B> {
-    /// Takes all weights; a host backend copies no matrix.
-    pub fn load(backend: &B, checkpoint: &Checkpoint) -> Self {
+    /// Takes all weights that a rank uses: of the backbone's experts only its own. A host backend copies no
+    /// matrix.
+    pub fn load(backend: &B, checkpoint: &Checkpoint, map: &SlotMap, rank: usize) -> Self {
         let shape = &checkpoint.shape;
-        let loader = Loader { backend, checkpoint, shape };
+        let loader = Loader { backend, checkpoint, shape, map, rank };
         Self {
             embed: loader.matrix("", "embed.weight"),
             layers: (0..shape.num_hidden_layers).map(|layer| loader.layer(layer)).collect(),
@@ -214,16 +219,19 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn moe(&self, number: usize, p: &str) -> MoeWeights<B> {
-        let experts = self.shape.experts(number);
+        let expert = |e: u32| self.expert(&format!("{p}ffn.experts.{e}."));
+        let slots: Vec<_> = if self.shape.is_draft(number) {
+            (0..self.shape.experts(number) as u32).map(expert).collect()
+        } else {
+            self.map.local(number, self.rank).iter().copied().map(expert).collect()
+        };
         MoeWeights {
             top_k: self.shape.top_k(number),
             gate: self.matrix(p, "ffn.gate.weight"),
             bias: self.vector(p, "ffn.gate.bias"),
             bias_image: self.vector(p, "ffn.gate.bias_vl"),
-            experts: ExpertSet {
-                slots: (0..experts).map(|e| self.expert(&format!("{p}ffn.experts.{e}."))).collect(),
-                slot_of: (0..experts as u32).collect(),
-            },
+            // Alone, a rank holds all experts in order; among several, rows come by slot.
+            experts: ExpertSet { slot_of: (0..slots.len() as u32).collect(), slots },
             shared: self.expert(&format!("{p}ffn.shared_experts.")),
         }
     }

@@ -5,6 +5,7 @@
 //! copied: a [`MatrixSource`] points into the mapped files.
 
 mod check;
+mod digest;
 pub mod header;
 pub mod index;
 mod prefault;
@@ -105,6 +106,8 @@ pub struct Checkpoint {
     /// Keys of config.json that nothing reads, as paths; worth one warning.
     pub ignored_keys: Vec<String>,
     dir: PathBuf,
+    /// Of config.json as it was read.
+    config_digest: [u8; 32],
     shards: Vec<Shard>,
     specs: Vec<TensorSpec>,
     by_name: HashMap<String, usize>,
@@ -124,12 +127,15 @@ impl Checkpoint {
             return Err(CheckpointError::Missing(dir.to_path_buf()));
         }
         let path = dir.join(CONFIG);
+        let config = read(&path)?;
         let (shape, ignored_keys) =
-            config::parse(&read(&path)?).map_err(|source| CheckpointError::Config { path, source })?;
+            config::parse(&config).map_err(|source| CheckpointError::Config { path, source })?;
+        let config_digest = blake3::hash(&config).into();
         let (shards, stored) = check::load(dir)?;
         let specs = tensors::expected(&shape);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        let checkpoint = Self { shape, ignored_keys, dir: dir.to_path_buf(), shards, specs, by_name, stored };
+        let dir = dir.to_path_buf();
+        let checkpoint = Self { shape, ignored_keys, dir, config_digest, shards, specs, by_name, stored };
         checkpoint.check_tensors()?;
         checkpoint.check_scales()?;
         Ok(checkpoint)

@@ -5,9 +5,12 @@
 // Helpers of tests unwrap like tests; the lint knows functions marked as tests only.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../ranks/group.rs"]
+mod group;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod ranks;
 mod shapes;
 mod states;
 

@@ -148,6 +148,19 @@ impl<B: Backend> Rig<B> {
         rig
     }
 
+    /// The same around an engine that is open.
+    pub fn around(engine: Engine<B>) -> Self {
+        let (slots, blocks) = (engine.options().slots, engine.options().blocks);
+        let mut rig = Self { engine, out: StepOutput::default(), blocks: vec![Vec::new(); slots] };
+        rig.deal((0..blocks as u32).collect());
+        rig
+    }
+
+    /// Blocks of a slot.
+    pub fn blocks(&self, slot: usize) -> &[BlockId] {
+        &self.blocks[slot]
+    }
+
     /// Gives the blocks to the slots in turn, in the order of `ids`.
     pub fn deal(&mut self, ids: Vec<u32>) {
         let slots = self.blocks.len();

@@ -1,0 +1,70 @@
+//! Connections of the data ports: handshake with the cluster's key, frames, heartbeats, bounded queues.
+//!
+//! A driver holds a [`Transport`], names its peers ([`Transport::set_peers`]), sends ([`Transport::send`]) and
+//! reads [`PeerEvent`]s. Everything else happens in tasks of this crate: `transport.rs` dials and accepts,
+//! `handshake.rs` opens a connection, `link.rs` reads and writes it, `queue.rs` bounds what waits.
+//! [`control_auth`] signs calls to control ports with the same [`ClusterKey`].
+
+pub mod control_auth;
+mod handshake;
+mod key;
+mod link;
+mod queue;
+mod transport;
+
+use std::sync::Arc;
+
+use deepinfer_protocol::message::{Message, Peer};
+use deepinfer_protocol::{AgentId, Span};
+
+pub use self::key::ClusterKey;
+pub use self::queue::{MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES};
+pub use self::transport::Transport;
+
+/// How a process takes part.
+#[derive(Clone, Debug)]
+pub struct TransportOptions {
+    /// Own name.
+    pub name: AgentId,
+    /// Own kind.
+    pub peer: Peer,
+    /// The cluster's keys.
+    pub key: ClusterKey,
+    /// Interval of heartbeats, 250 ms.
+    pub heartbeat: Span,
+    /// Missed heartbeats after which a peer is suspect, 3.
+    pub missed: u32,
+}
+
+impl TransportOptions {
+    /// With the default heartbeats: every 250 ms, suspect after 3 missed.
+    pub fn new(name: AgentId, peer: Peer, key: ClusterKey) -> Self {
+        Self { name, peer, key, heartbeat: Span::millis(250), missed: 3 }
+    }
+}
+
+/// What a transport tells its driver.
+#[derive(Clone, Debug)]
+pub enum PeerEvent {
+    /// A connection is open (again).
+    Up {
+        /// Who.
+        peer: AgentId,
+        /// As what.
+        kind: Peer,
+    },
+    /// The connection closed, or the peer is suspect: too many heartbeats were missed. It may come up again.
+    Down {
+        /// Who.
+        peer: AgentId,
+    },
+    /// A message; heartbeats are not passed on.
+    Frame {
+        /// Who sent it.
+        from: AgentId,
+        /// What.
+        message: Message,
+        /// Raw bytes of a KV piece, else empty.
+        payload: Arc<[u8]>,
+    },
+}

@@ -1,0 +1,7 @@
+//! Pools: how many workers and supernodes there are, of which revision, and which leave first.
+
+pub(crate) mod decode;
+pub(crate) mod objects;
+pub(crate) mod prefill;
+pub(crate) mod retries;
+pub(crate) mod rollout;
