@@ -125,6 +125,18 @@ impl Notes {
                 "loads are counted, placements do not move yet",
             );
         }
+        if let Some(recovery) = &decode.recovery {
+            let at = |field: &str| format!("spec.decode.recovery.{field}");
+            let rebuilt = "a lost supernode is rebuilt at once";
+            self.ignore(recovery.mode.is_some(), &at("mode"), rebuilt);
+            self.ignore(recovery.node_lost_grace_seconds.is_some(), &at("nodeLostGraceSeconds"), rebuilt);
+            let pods = "pods of a lost supernode are not waited for";
+            self.ignore(
+                recovery.terminating_timeout_seconds.is_some(),
+                &at("terminatingTimeoutSeconds"),
+                pods,
+            );
+        }
         let local = target.local().is_some();
         self.ignore(local && decode.spread.is_some(), "spec.decode.spread", "one machine is one domain");
     }
