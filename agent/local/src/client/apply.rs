@@ -35,8 +35,10 @@ pub fn run(args: ApplyArgs) -> Result<ExitCode> {
     }
     let until = Instant::now() + Duration::from_secs(args.timeout);
     loop {
-        let Answer::Status(view) = ask(&root, &name, &Question::Status)? else {
-            bail!("the running cluster is of another release");
+        let view = match ask(&root, &name, &Question::Status)? {
+            Answer::Status(view) => view,
+            Answer::Refused(reason) => bail!("{}", reason.trim_end()),
+            _ => bail!("the running cluster is of another release"),
         };
         match outcome(&view, generation) {
             Outcome::Ready => {

@@ -89,6 +89,8 @@ impl Screen {
         let filter = EnvFilter::try_new(format!("{others},deepinfer={}", level.as_str()))?;
         let builder =
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(Between(self.bars.clone()));
+        // A log that cannot be written (its disk is full) loses lines; told to the same place, it would end the process.
+        let builder = builder.log_internal_errors(false);
         let started = match format {
             LogFormat::Text => builder.with_ansi(self.terminal).try_init(),
             LogFormat::Json => builder.json().flatten_event(true).try_init(),

@@ -107,3 +107,17 @@ fn a_state_folder_that_cannot_be_written_stops_nothing_and_is_written_again_late
     until("it is written", || (read() != before).then_some(()));
     until("the status forgets it", || up.status()["storageProblem"].is_null().then_some(()));
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    // Every write to it fails as on a full disk.
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+    let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+    let up = Up::start_with_log(folder, &Spec::shipped(), &[], full.into());
+    assert_eq!(up.complete(&prompt(3, 40), 8).0.len(), 8);
+    up.apply(&Spec { prefill: 2, ..Spec::shipped() });
+    assert_eq!(up.complete(&prompt(3, 40), 8).0.len(), 8);
+    let status = up.run(&["status"]);
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+}

@@ -85,6 +85,12 @@ impl Up {
     /// Starts and waits until it serves.
     #[track_caller]
     pub fn start_in(folder: Arc<TempDir>, spec: &Spec, flags: &[&str]) -> Self {
+        Self::start_with_log(folder, spec, flags, Stdio::piped())
+    }
+
+    /// Starts with its log going somewhere else than to [`Up::log`].
+    #[track_caller]
+    pub fn start_with_log(folder: Arc<TempDir>, spec: &Spec, flags: &[&str], errors: Stdio) -> Self {
         fs::write(folder.path().join("c.yaml"), spec.yaml()).expect("a file");
         let mut command = deepinfer();
         command
@@ -92,17 +98,19 @@ impl Up {
             .arg(folder.path().join("c.yaml"))
             .args(["--listen", "127.0.0.1:0"])
             .args(flags);
-        command.arg("--state-dir").arg(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.arg("--state-dir").arg(folder.path()).stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().expect("the binary runs");
         let log = Arc::new(Mutex::new(String::new()));
-        let (mut errors, kept) = (BufReader::new(child.stderr.take().expect("piped")), Arc::clone(&log));
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            while errors.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-                kept.lock().expect("no panic").push_str(&line);
-                line.clear();
-            }
-        });
+        if let Some(errors) = child.stderr.take() {
+            let (mut errors, kept) = (BufReader::new(errors), Arc::clone(&log));
+            std::thread::spawn(move || {
+                let mut line = String::new();
+                while errors.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+                    kept.lock().expect("no panic").push_str(&line);
+                    line.clear();
+                }
+            });
+        }
         let lines = lines_of(child.stdout.take().expect("piped"));
         let mut up = Self { child, folder, host: String::new(), greeting: String::new(), log };
         while !up.greeting.contains("curl ") {
