@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use deepinfer_protocol::agent_status::AgentStatus;
+use deepinfer_protocol::agent_status::{AgentStatus, Role};
 use deepinfer_protocol::{AgentId, Span};
 use deepinfer_serving::node::NodeStatus;
 use prometheus_client::collector::Collector;
@@ -133,6 +133,21 @@ fn gauges_of(
         ("deepinfer_agent_accepting", "1 if new work is taken", f64::from(u8::from(status.accepting))),
         ("deepinfer_agent_uptime_seconds", "Time since start", status.uptime_seconds as f64),
     ];
+    // What autoscalers read (operator.md 4.3).
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let used = share(node.blocks.used as f64, node.blocks.total as f64);
+    gauges.push(("deepinfer_kv_utilization_ratio", "Share of the KV blocks that requests hold", used));
+    gauges.push(match status.role {
+        Role::Decode => {
+            let (free, slots) = (f64::from(node.free_slots), f64::from(node.total_slots));
+            let help = "Share of the sequences at once that are held";
+            ("deepinfer_decode_slots_used_ratio", help, share(slots - free, slots))
+        }
+        Role::Prefill => {
+            let help = "Predicted time to prefill what has not run";
+            ("deepinfer_prefill_backlog_seconds", help, node.backlog.as_secs_f64())
+        }
+    });
     if let Some(balancedness) = balancedness.filter(|b| *b > 0.0) {
         let help = "Load of the busiest rank over the mean, last window";
         gauges.push(("deepinfer_expert_imbalance_ratio", help, 1.0 / balancedness));

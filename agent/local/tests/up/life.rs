@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Spec, Up, deepinfer, prompt, until};
+use crate::harness::{Spec, Up, complete, deepinfer, prompt, until};
 use crate::http;
 
 #[test]
@@ -62,10 +62,28 @@ fn metrics_of_the_gateway_and_of_every_agent_are_one_exposition() {
         "deepinfer_prompt_tokens_total",
         "deepinfer_cached_tokens_total",
         "deepinfer_generated_tokens_total",
+        "deepinfer_queue_seconds",
+        "deepinfer_kv_utilization_ratio",
+        "deepinfer_decode_slots_used_ratio",
+        "deepinfer_prefill_backlog_seconds",
     ] {
         let samples = text.lines().filter(|line| line.starts_with(name)).count();
         assert!(samples > 0, "{name} in {text}");
     }
+    // Nothing runs any more; a running sequence shows.
+    let value = |text: &str, name: &str| -> f64 {
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    assert_eq!(value(&text, "deepinfer_decode_slots_used_ratio"), 0.0);
+    let host = up.host.clone();
+    let running = std::thread::spawn(move || complete(&host, &prompt(2, 30), 1500));
+    until("a slot and blocks are in use", || {
+        let text = up.get("/metrics").body;
+        let used = ["deepinfer_decode_slots_used_ratio", "deepinfer_kv_utilization_ratio"];
+        used.iter().all(|name| value(&text, name) > 0.0).then_some(())
+    });
+    assert_eq!(running.join().expect("no panic").expect("an answer").0.len(), 1500);
     let pods = |role: &str| text.lines().any(|line| line.contains(&format!("pod=\"test-{role}")));
     assert!(pods("prefill") && pods("decode") && pods("gateway"), "{text}");
     assert_eq!(text.matches("# EOF").count(), 1);

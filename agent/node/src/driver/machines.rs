@@ -127,6 +127,8 @@ impl Totals {
         node.parked += status.parked;
         node.parked_bytes += status.parked_bytes;
         node.free_slots += status.free_slots;
+        node.total_slots += status.total_slots;
+        node.backlog = node.backlog.plus(status.backlog);
         node.draining |= status.draining;
         node.cut += status.cut;
         node.checkpoints = status.checkpoints;

@@ -78,6 +78,10 @@ pub struct NodeStatus {
     pub checkpoints: CheckpointCounts,
     /// State slots that are free.
     pub free_slots: u32,
+    /// State slots in all.
+    pub total_slots: u32,
+    /// Predicted time to prefill what has not run; zero for a rank.
+    pub backlog: Span,
     /// The engine is there.
     pub engine: bool,
     /// Takes no more work.

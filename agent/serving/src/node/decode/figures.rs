@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use deepinfer_protocol::Time;
 use deepinfer_protocol::message::{DecodeReport, Message};
+use deepinfer_protocol::{Span, Time};
 
 use super::DecodeRank;
 use super::sequence::Sequence;
@@ -38,6 +38,8 @@ impl DecodeRank {
             blocks: self.pool.counts(),
             checkpoints: CheckpointCounts::default(),
             free_slots: self.free_slots.len() as u32,
+            total_slots: self.options.slots,
+            backlog: Span::ZERO,
             engine: self.engine,
             draining: !self.desk.drain.accepts(),
             cut: self.desk.drain.cut(),

@@ -39,6 +39,8 @@ impl PrefillWorker {
             blocks: self.pool.counts(),
             checkpoints: self.checkpoints.counts(),
             free_slots: self.free_slots.len() as u32,
+            total_slots: self.options.slots,
+            backlog: self.backlog(),
             engine: self.engine,
             draining: !self.desk.drain.accepts(),
             cut: self.desk.drain.cut(),
