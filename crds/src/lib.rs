@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod names;
 mod path;
 pub mod placement;
+pub mod policy;
 pub mod pool;
 pub mod schema;
 pub mod source;

@@ -15,7 +15,7 @@ pub const CLUSTER_NAME_MAX: usize = 25;
 
 /// Revision of the schema, in the annotation [`annotation::SCHEMA_REVISION`] of each CRD. Raised by one with
 /// every change of a spec, a status or a rule: an operator that finds an older one writes nothing.
-pub const SCHEMA_REVISION: u32 = 1;
+pub const SCHEMA_REVISION: u32 = 2;
 
 /// Labels of every child object.
 pub mod label {
@@ -83,6 +83,26 @@ pub mod manager {
     pub const SEED: &str = "deepinfer-operator-seed";
     /// `DeepInferPool.spec.replicas` when the built-in planner scales.
     pub const PLANNER: &str = "deepinfer-planner";
+}
+
+/// Admission policies that come with the CRDs.
+pub mod policy {
+    /// Only the operator writes its own kinds.
+    pub const OWNED_KINDS: &str = "deepinfer-owned-kinds";
+    /// Clusters with the annotation [`PROTECT`](super::annotation::PROTECT) are not deleted.
+    pub const DELETION_PROTECTION: &str = "deepinfer-deletion-protection";
+}
+
+/// Accounts and groups.
+pub mod rbac {
+    /// Namespace that the operator is installed in, unless the installer says otherwise.
+    pub const OPERATOR_NAMESPACE: &str = "deepinfer-system";
+    /// Its service account there.
+    pub const OPERATOR_SERVICE_ACCOUNT: &str = "deepinfer-operator";
+    /// The same as a user of the API server.
+    pub const OPERATOR_USER: &str = "system:serviceaccount:deepinfer-system:deepinfer-operator";
+    /// People who may write the operator's own kinds by hand.
+    pub const ADMINS_GROUP: &str = "deepinfer:admins";
 }
 
 /// Ports of pods.

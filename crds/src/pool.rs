@@ -135,7 +135,7 @@ pub struct PoolStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
-        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["scope", "name"])
     )]
     pub quarantine: Vec<Quarantined>,
     /// Conditions: Ready, ScalingActive, ScalingLimited.
@@ -147,14 +147,28 @@ pub struct PoolStatus {
     pub conditions: Vec<Condition>,
 }
 
+/// What is avoided as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = crate::crd::without_description)]
+pub enum QuarantineScope {
+    /// One node.
+    Node,
+    /// All nodes of a domain.
+    Domain,
+}
+
 /// A node or domain that is avoided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Quarantined {
+    /// What the name names: Node or Domain.
+    pub scope: QuarantineScope,
     /// Name of the node or of the domain.
     pub name: String,
-    /// Why.
+    /// Why, one word.
     pub reason: String,
+    /// Failures that it was blamed for within the hour.
+    pub failures: u32,
     /// Until when.
     pub until: Time,
 }

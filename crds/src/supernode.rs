@@ -208,6 +208,9 @@ pub struct SupernodeNode {
     pub index: u32,
     /// Name of the pod.
     pub pod: String,
+    /// UID of the pod: a pod that somebody made again under the name is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
     /// Name of the node. Absent: not bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -268,6 +271,12 @@ pub struct PlacementStatus {
     /// What the scheduler says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_message: Option<String>,
+    /// Tries so far, this one included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
+    /// When the next try begins. Absent: one is under way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_at: Option<Time>,
 }
 
 /// A domain that was looked at.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use deepinfer_crds::crd::{Kind, definition};
-use deepinfer_crds::names;
+use deepinfer_crds::{names, policy};
 use serde_json::Value;
 
 /// Largest YAML of one CRD, in bytes (operator.md section 2).
@@ -29,16 +29,42 @@ fn each_schema(kind: Kind, mut visit: impl FnMut(&str, &Value)) {
 #[test]
 fn the_checked_in_yaml_is_current() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("yaml");
-    for kind in Kind::ALL {
-        let path = folder.join(format!("{}.yaml", kind.plural()));
+    let crds = Kind::ALL.into_iter().map(|kind| (kind.plural(), definition(kind).yaml()));
+    for (name, wanted) in crds.chain([("policies", policy::yaml(names::rbac::OPERATOR_USER))]) {
+        let path = folder.join(format!("{name}.yaml"));
         let written = std::fs::read_to_string(&path).unwrap_or_default();
-        let wanted = definition(kind).yaml();
         assert!(
             written == wanted,
             "{} is stale: cargo run -p deepinfer-crds --bin crdgen -- crds/yaml",
             path.display()
         );
     }
+}
+
+#[test]
+fn policies_name_the_operator_that_is_given_and_refuse_everywhere() {
+    let policies = policy::policies("system:serviceaccount:elsewhere:op");
+    let named: Vec<&str> = policies.iter().filter_map(|p| p.policy.metadata.name.as_deref()).collect();
+    assert_eq!(named, [names::policy::OWNED_KINDS, names::policy::DELETION_PROTECTION]);
+    for policy::Policy { policy, binding } in &policies {
+        let spec = policy.spec.as_ref().unwrap();
+        assert_eq!(spec.failure_policy.as_deref(), Some("Fail"));
+        let binding = &binding.spec;
+        assert_eq!(Some(&binding.policy_name), policy.metadata.name.as_ref());
+        assert_eq!(
+            (binding.validation_actions.as_slice(), &binding.match_resources),
+            (&["Deny".to_owned()][..], &None)
+        );
+    }
+    assert!(policy::yaml("system:serviceaccount:elsewhere:op").contains("elsewhere:op"));
+    assert_eq!(
+        names::rbac::OPERATOR_USER,
+        format!(
+            "system:serviceaccount:{}:{}",
+            names::rbac::OPERATOR_NAMESPACE,
+            names::rbac::OPERATOR_SERVICE_ACCOUNT
+        )
+    );
 }
 
 #[test]

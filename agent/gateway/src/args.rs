@@ -8,9 +8,13 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Parser, ValueEnum};
+use deepinfer_protocol::Span;
+use deepinfer_transport::ClusterKey;
+use deepinfer_transport::pod::PodArgs;
 use serde::Deserialize;
 
 use crate::openai::ModelInfo;
+use crate::server::GatewayOptions;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// Largest config.json that is read, in bytes: real ones have a few thousand.
@@ -18,14 +22,21 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// Serves the OpenAI API in front of a fleet of agents.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "deepinfer-gateway", version, max_term_width = 100)]
+// The last of two equal flags wins.
+#[command(name = "deepinfer-gateway", version, max_term_width = 100, args_override_self = true)]
+#[command(after_help = "SIGTERM turns new requests away (/readyz says 503), lets what runs finish for \
+    --termination-grace-seconds and exits with 0; a second signal ends at once. Exit codes: 0 after a clean end, 1 \
+    failed (the log's last error says why), 2 wrong flags. Probes and metrics need no key: /healthz, /readyz, \
+    /metrics.\n\n\
+    Example: deepinfer-gateway --name=g-0 --model-name=tiny --checkpoint=/model --key-dir=/keys \
+    --fleet-url=http://10.0.0.3:8082 --fleet-path=/v1/fleet/default/chat --ledger=/state/fleet.json")]
 pub struct GatewayArgs {
     /// Name of this gateway among the agents: the name of its pod
     #[arg(long, value_name = "NAME")]
     pub name: String,
-    /// Address of the API
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:8000")]
-    pub listen: SocketAddr,
+    /// Address of the API [default: --bind-address and 8000]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
     /// Name of the model in requests and answers
     #[arg(long, value_name = "NAME")]
     pub model_name: String,
@@ -41,9 +52,6 @@ pub struct GatewayArgs {
     /// Whether requests think that say nothing about it
     #[arg(long, value_enum, default_value_t = ThinkingChoice::On)]
     pub default_thinking: ThinkingChoice,
-    /// Folder with the cluster's keys, one file for each generation
-    #[arg(long, value_name = "DIR")]
-    pub key_dir: Option<PathBuf>,
     /// File or folder of API keys [default: everybody who reaches the port may use it]
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
@@ -53,6 +61,22 @@ pub struct GatewayArgs {
     /// PEM file of its key
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// A request without its first token after this is turned away
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub ttft_deadline_seconds: u32,
+    /// A request that has begun waits this long for a worker or a rank while none serves, for example until a lost
+    /// supernode is rebuilt; then it fails
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub resume_wait_seconds: u32,
+    /// Interval of heartbeats with agents
+    #[arg(long, value_name = "MS", default_value_t = 250, value_parser = clap::value_parser!(u32).range(10..=60_000))]
+    pub heartbeat_ms: u32,
+    /// Missed heartbeats after which an agent is suspect: no new work, its requests resume elsewhere
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub missed_heartbeats: u32,
+    /// What every process of a pod has
+    #[command(flatten)]
+    pub pod: PodArgs,
 }
 
 /// Whether requests think by default.
@@ -133,6 +157,26 @@ impl GatewayArgs {
         })
     }
 
+    /// Where the API listens.
+    pub fn listen_address(&self) -> SocketAddr {
+        self.pod.listen(self.listen, 8000)
+    }
+
+    /// Everything a gateway is started with. Reads files: not for async threads.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`].
+    pub fn options(&self, key: ClusterKey) -> Result<GatewayOptions, ModelFilesError> {
+        let mut options = GatewayOptions::new(self.name.clone(), self.listen_address(), self.model()?, key);
+        options.api_keys.clone_from(&self.api_keys);
+        options.tls = self.tls();
+        options.api.first_token_deadline = Span::secs(u64::from(self.ttft_deadline_seconds));
+        options.requests.times.resume = Span::secs(u64::from(self.resume_wait_seconds));
+        options.heartbeat = Span::millis(u64::from(self.heartbeat_ms));
+        options.missed_heartbeats = self.missed_heartbeats;
+        Ok(options)
+    }
+
     /// Certificate and key, if both were given.
     pub fn tls(&self) -> Option<(PathBuf, PathBuf)> {
         self.tls_cert.clone().zip(self.tls_key.clone())
@@ -171,7 +215,9 @@ mod tests {
         let args = args(&["--alias=a", "--alias=b", "--default-thinking=off", "--listen=[::1]:0"]).unwrap();
         assert_eq!(args.aliases, ["a", "b"]);
         assert_eq!(args.default_thinking, ThinkingChoice::Off);
-        assert_eq!(args.listen.port(), 0);
+        assert_eq!(args.listen_address().port(), 0);
+        let args = super::tests::args(&["--listen=0.0.0.0:80", "--bind-address=10.0.0.9"]).unwrap();
+        assert_eq!(args.listen_address().to_string(), "10.0.0.9:80", "any address is the common one");
     }
 
     #[test]

@@ -30,7 +30,8 @@
 //!
 //! [`server::start`] serves the OpenAI API on a port and hands requests to the agents that the FleetView names:
 //! [`openai`] turns HTTP into requests and tokens into answers, [`core`] is the seam behind it, `driver` owns the
-//! request machine and the connections to agents. The caller brings the async runtime.
+//! request machine and the connections to agents. The caller brings the async runtime; [`pod`] is the process around
+//! it that runs in a pod.
 
 pub mod access;
 pub mod args;
@@ -47,6 +48,7 @@ pub mod limits;
 pub mod metrics;
 pub mod openai;
 mod parse;
+pub mod pod;
 mod render;
 pub mod server;
 pub mod signals;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use deepinfer_transport::pod::PodArgs;
 
 /// Runs one prefill worker, or the ranks of one node of a decode supernode.
 #[derive(Clone, Debug, Parser)]
@@ -11,7 +12,13 @@ use clap::{Parser, ValueEnum};
 #[command(name = "deepinfer-agent", version, max_term_width = 100, args_override_self = true)]
 #[command(
     after_help = "Sizes follow from each other: --max-requests sequences of up to --context-limit tokens share \
-    --kv-tokens of cache. What is not said is chosen to fit into --memory, and the agent prints what it chose."
+    --kv-tokens of cache. What is not said is chosen to fit into --memory, and the agent prints what it chose.\n\n\
+    SIGTERM takes no new work, lets what runs finish for --termination-grace-seconds and exits with 0; a second \
+    signal ends at once. Exit codes: 0 after a clean end, 1 failed (the log's last error says why), 2 wrong flags. \
+    A model that is not there, has another digest or cannot be run does not end the process: it stays unready, says \
+    why in GET /v1/status and /readyz, and tries again every 10 s.\n\n\
+    Example: deepinfer-agent --name=p-0 --role=prefill --checkpoint=/model --key-dir=/keys \
+    --fleet-url=http://10.0.0.3:8082 --fleet-path=/v1/fleet/default/chat --ledger=/state/fleet.json"
 )]
 pub struct AgentArgs {
     /// Name of this agent in the fleet: the name of its pod
@@ -23,15 +30,25 @@ pub struct AgentArgs {
     /// Supernode that this agent belongs to; decode only
     #[arg(long, value_name = "NAME")]
     pub supernode: Option<String>,
-    /// Index of this pod in its supernode
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Index of this pod in its supernode; its ranks are numbered from --index times --ranks
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1022))]
     pub index: u16,
+    /// Pods of its supernode: all must be in the fleet view and answer before this one is ready
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1023))]
+    pub supernode_nodes: u16,
+    /// Pods that one prefill worker has; more than one is not built yet
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1023))]
+    pub nodes_per_worker: u16,
     /// Ranks that this agent runs; the experts are spread over them. Prefill runs one
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub ranks: u16,
     /// Checkpoint folder: config.json, tokenizer.json, safetensors shards
     #[arg(long, value_name = "DIR")]
     pub checkpoint: PathBuf,
+    /// Digest that the checkpoint must have, as an agent that serves it tells in GET /v1/status (modelDigest): 64 hex
+    /// digits, sha256: may stand before
+    #[arg(long, value_name = "HEX", value_parser = parse_digest)]
+    pub model_digest: Option<[u8; 32]>,
     /// Where arithmetic runs
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
@@ -89,15 +106,25 @@ pub struct AgentArgs {
     /// Missed heartbeats after which a peer is suspect: no new work, its requests resume elsewhere
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub missed_heartbeats: u32,
-    /// Address of the data port
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:29500")]
-    pub data_listen: SocketAddr,
-    /// Address of the control port
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:9810")]
-    pub control_listen: SocketAddr,
+    /// Address of the data port [default: --bind-address and 29500]
+    #[arg(long, value_name = "ADDR")]
+    pub data_listen: Option<SocketAddr>,
+    /// Address of the control port [default: --bind-address and 9810]
+    #[arg(long, value_name = "ADDR")]
+    pub control_listen: Option<SocketAddr>,
+    /// Address of a port for metrics only [default: --bind-address and 9811]
+    #[arg(long, value_name = "ADDR")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// File that asks for a drain while it holds {"deadline": UNIX_SECONDS, "reason": TEXT}: the pod's annotation
+    /// deepinfer.io/drain, mounted. Empty or missing: no drain
+    #[arg(long, value_name = "FILE")]
+    pub drain_file: Option<PathBuf>,
     /// Faults on request at the control port: for tests only
     #[arg(long, hide = true)]
     pub fault_injection: bool,
+    /// What every process of a pod has
+    #[command(flatten)]
+    pub pod: PodArgs,
 }
 
 /// What an agent's engines do.
@@ -153,6 +180,27 @@ impl AgentArgs {
         let name = std::iter::once("deepinfer-agent");
         Self::try_parse_from(name.chain(flags.iter().map(AsRef::as_ref)))
     }
+
+    /// Where the data port listens.
+    pub fn data_address(&self) -> SocketAddr {
+        self.pod.listen(self.data_listen, 29500)
+    }
+
+    /// Where the control port listens.
+    pub fn control_address(&self) -> SocketAddr {
+        self.pod.listen(self.control_listen, 9810)
+    }
+
+    /// Where the port for metrics listens.
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.pod.listen(self.metrics_listen, 9811)
+    }
+
+    /// Number of its first rank in the supernode.
+    pub fn first_rank(&self) -> u16 {
+        // Fits: both are bounded above.
+        self.index * self.ranks
+    }
 }
 
 fn parse_chunk(text: &str) -> Result<u32, String> {
@@ -161,6 +209,22 @@ fn parse_chunk(text: &str) -> Result<u32, String> {
         return Err("expected a multiple of 128, at least 128".to_owned());
     }
     Ok(tokens)
+}
+
+/// Reads a digest of 32 bytes.
+fn parse_digest(text: &str) -> Result<[u8; 32], String> {
+    let hex = text.strip_prefix("sha256:").unwrap_or(text);
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let mut digest = [0; 32];
+    let expected = || "expected 64 hex digits, sha256: may stand before".to_owned();
+    if hex.len() != 64 {
+        return Err(expected());
+    }
+    for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        let (high, low) = digit(pair[0]).zip(digit(pair[1])).ok_or_else(expected)?;
+        *byte = (high << 4 | low) as u8;
+    }
+    Ok(digest)
 }
 
 /// Reads a size: bytes, or a number with KiB, MiB, GiB, TiB or K, M, G, T (powers of 1000).
@@ -203,6 +267,27 @@ mod tests {
         for text in ["", "GiB", "1.5GiB", "-1", "1Zi", "99999999999TiB"] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_digest_is_read_with_and_without_its_prefix() {
+        let digest = Ok([0xab; 32]);
+        assert_eq!(parse_digest(&"ab".repeat(32)), digest);
+        assert_eq!(parse_digest(&format!("sha256:{}", "AB".repeat(32))), digest);
+        for wrong in ["", "sha256:", "ab", &"xy".repeat(32), &"é".repeat(32)] {
+            assert!(parse_digest(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ports_have_their_default_numbers_at_the_common_address() {
+        let flags = ["--name=a", "--role=decode", "--checkpoint=x", "--bind-address=10.1.2.3", "--index=3"];
+        let args = AgentArgs::from_flags(&[&flags[..], &["--ranks=8", "--control-listen=[::1]:5"]].concat());
+        let args = args.expect("good flags");
+        assert_eq!(args.data_address().to_string(), "10.1.2.3:29500");
+        assert_eq!(args.control_address().to_string(), "[::1]:5");
+        assert_eq!(args.metrics_address().to_string(), "10.1.2.3:9811");
+        assert_eq!(args.first_rank(), 24);
     }
 
     #[test]

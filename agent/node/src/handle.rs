@@ -3,9 +3,9 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use deepinfer_protocol::agent_status::{AgentStatus, DrainStatus};
+use deepinfer_protocol::agent_status::{AgentStatus, DrainState, DrainStatus};
 use deepinfer_protocol::load::ExpertLoadReport;
 use deepinfer_protocol::{AgentId, Span};
 use deepinfer_transport::Transport;
@@ -21,11 +21,17 @@ const FLUSH: Duration = Duration::from_millis(500);
 /// Time for engine threads to end; a step of a large model takes seconds.
 const THREADS_END: Duration = Duration::from_secs(10);
 
+/// How often a draining agent is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// After its deadline an agent cuts what is left; this is time for it to say so.
+const BEYOND_DEADLINE: Duration = Duration::from_secs(2);
+
 /// What a handle holds.
 pub(crate) struct HandleParts {
     pub name: AgentId,
     pub data_addr: SocketAddr,
     pub control_addr: SocketAddr,
+    pub metrics_addr: Option<SocketAddr>,
     pub core: Arc<Mutex<Core>>,
     pub transport: Transport,
     pub failed: watch::Receiver<Option<String>>,
@@ -72,6 +78,11 @@ impl AgentHandle {
     /// Where the control port listens.
     pub fn control_addr(&self) -> SocketAddr {
         self.0.control_addr
+    }
+
+    /// Where the port for metrics alone listens; only as a pod.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.0.metrics_addr
     }
 
     /// Waits until the agent serves.
@@ -136,6 +147,22 @@ impl AgentHandle {
     /// Its metrics in the OpenMetrics format, each series with the label `pod`.
     pub fn metrics_text(&self) -> String {
         lock(&self.0.core).metrics_text()
+    }
+
+    /// Drains for at most `drain`, then stops: nothing is lost if what runs ends in time; what is cut resumes elsewhere.
+    pub async fn drain_and_stop(&self, drain: Duration) {
+        let begun = Instant::now();
+        if !drain.is_zero() {
+            self.drain(drain.into());
+            while self.drain_status().state != DrainState::Drained
+                && begun.elapsed() < drain + BEYOND_DEADLINE
+            {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+        let left = self.drain_status();
+        tracing::info!(agent = %self.0.name, inflight = left.inflight, cut = left.cut, "the agent stops");
+        self.stop().await;
     }
 
     /// Stops: last messages leave, ports close, engine threads end. Drain first to lose nothing.

@@ -3,7 +3,7 @@
 //! [`start`] binds the ports, loads the checkpoint and gives an [`AgentHandle`]. Inside, one task (`driver/`) feeds
 //! the machines of `deepinfer-serving` with what comes from peers (`deepinfer-transport`), engines (`engine/`, each
 //! on its own thread), the FleetView and the clock, and carries out what they want done. `control/` answers HTTP.
-//! Flags are in [`args`], sizes that follow from them in [`sizing`].
+//! [`pod`] runs it as a process of its own. Flags are in [`args`], sizes that follow from them in [`sizing`].
 
 pub mod args;
 mod clock;
@@ -15,6 +15,7 @@ mod handle;
 pub mod host;
 mod metrics;
 mod plan;
+pub mod pod;
 pub mod sizing;
 mod start;
 
@@ -22,4 +23,4 @@ pub use self::args::AgentArgs;
 pub use self::driver::{LoadDetail, UndrainTooLate};
 pub use self::error::AgentError;
 pub use self::handle::AgentHandle;
-pub use self::start::{AgentOptions, Progress, begin, start};
+pub use self::start::{AgentOptions, PodOptions, Progress, begin, start};

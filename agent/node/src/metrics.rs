@@ -1,11 +1,12 @@
-//! Metrics of an agent, in the OpenMetrics exposition format. Every name carries its unit, every series the pod.
+//! Metrics of an agent, in the OpenMetrics exposition format. Every name carries its unit, every series the pod, by its
+//! exact name; the rank is a label of its own (OP-046).
 //!
 //! Figures that machines keep are read when somebody asks; only the step times are collected as they happen.
 
 use std::fmt::Write as _;
 
 use deepinfer_protocol::agent_status::{AgentStatus, Role};
-use deepinfer_protocol::{AgentId, Span};
+use deepinfer_protocol::{AgentId, Rank, Span};
 use deepinfer_serving::node::NodeStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text::encode};
@@ -52,6 +53,7 @@ impl Metrics {
         &self,
         status: &AgentStatus,
         node: &NodeStatus,
+        ranks: &[(Rank, NodeStatus)],
         balancedness: Option<f64>,
         queued: Option<usize>,
     ) -> String {
@@ -67,7 +69,7 @@ impl Metrics {
             "Checks of blocks and slots that failed",
             broken,
         );
-        registry.register_collector(Box::new(Snapshot::of(status, node, balancedness, queued)));
+        registry.register_collector(Box::new(Snapshot::of(status, node, ranks, balancedness, queued)));
         let mut text = String::new();
         if encode(&mut text, &registry).is_err() {
             // Writing to a string does not fail; a metric that cannot be encoded is left out.
@@ -82,17 +84,26 @@ impl Metrics {
 struct Snapshot {
     gauges: Vec<Gauge>,
     counters: Vec<Count>,
+    /// By rank, as the label has it.
+    ranks: Vec<(String, NodeStatus)>,
     requests: Vec<(&'static str, u32)>,
     refused: Vec<(&'static str, u64)>,
     failed: Vec<(&'static str, u64)>,
 }
 
 impl Snapshot {
-    fn of(status: &AgentStatus, node: &NodeStatus, balancedness: Option<f64>, queued: Option<usize>) -> Self {
+    fn of(
+        status: &AgentStatus,
+        node: &NodeStatus,
+        ranks: &[(Rank, NodeStatus)],
+        balancedness: Option<f64>,
+        queued: Option<usize>,
+    ) -> Self {
         let counts = &node.counts;
         Self {
             gauges: gauges_of(status, node, balancedness, queued),
             counters: counters_of(status, node),
+            ranks: ranks.iter().map(|(rank, node)| (rank.to_string(), node.clone())).collect(),
             requests: vec![
                 ("loading", node.loading),
                 ("running", node.running),
@@ -201,6 +212,23 @@ impl Collector for Snapshot {
         for (state, value) in &self.requests {
             let labels = [("state", *state)];
             ConstGauge::new(i64::from(*value)).encode(family.encode_family(&labels)?)?;
+        }
+        type OfRank = (&'static str, &'static str, fn(&NodeStatus) -> f64);
+        let of_rank: [OfRank; 3] = [
+            ("deepinfer_rank_requests", "Requests that a rank holds", |node| f64::from(node.inflight)),
+            ("deepinfer_rank_kv_blocks_used", "KV blocks of a rank held by requests", |node| {
+                node.blocks.used as f64
+            }),
+            ("deepinfer_rank_free_slots", "Sequences that a rank could take", |node| {
+                f64::from(node.free_slots)
+            }),
+        ];
+        for (name, help, value) in of_rank.iter().filter(|_| !self.ranks.is_empty()) {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (rank, node) in &self.ranks {
+                let labels = [("rank", rank.as_str())];
+                ConstGauge::new(value(node)).encode(family.encode_family(&labels)?)?;
+            }
         }
         let families = [
             ("deepinfer_engine_refused_requests", "Work turned away", &self.refused),

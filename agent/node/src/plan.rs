@@ -27,6 +27,8 @@ pub struct MachinePlan {
     pub role: Role,
     /// Of decode.
     pub supernode: Option<SupernodeId>,
+    /// Number of the first rank in the supernode.
+    pub first_rank: u16,
     /// Sizes of each rank.
     pub sizing: Sizing,
     /// Time budget of a prefill step.
@@ -52,12 +54,13 @@ impl MachinePlan {
         let first = opened.first().ok_or("no engine was opened")?;
         let maps: Vec<Vec<Vec<u32>>> = opened.iter().map(|o| o.slot_experts.clone()).collect();
         let shape = &self.checkpoint.shape;
-        let book = Book::new(self.name.clone(), self.role, self.supernode.clone(), shape, &maps)
-            .map_err(|error| error.to_string())?;
+        let book =
+            Book::new(self.name.clone(), self.role, self.supernode.clone(), self.first_rank, shape, &maps)
+                .map_err(|error| error.to_string())?;
         let machines = match self.role {
             Role::Prefill => Machines::Prefill(Box::new(PrefillWorker::new(self.worker(first)?))),
             Role::Decode => {
-                let ranks = (0..opened.len() as u16).map(Rank);
+                let ranks = (0..opened.len() as u16).map(|rank| Rank(self.first_rank + rank));
                 Machines::Decode(ranks.map(|rank| DecodeRank::new(self.rank(rank, first))).collect())
             }
         };

@@ -155,9 +155,6 @@ fn check_role(args: &AgentArgs) -> Result<(), SizingError> {
         RoleChoice::Decode if args.supernode.is_none() => {
             refuse("--supernode", "a decode agent belongs to one: name it")
         }
-        RoleChoice::Decode if args.index > 0 => {
-            refuse("--index", "supernodes of several pods are not built yet: expected 0")
-        }
         _ => Ok(()),
     }
 }

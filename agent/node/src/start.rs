@@ -12,6 +12,7 @@ use deepinfer_protocol::agent_status::Role;
 use deepinfer_protocol::fleet::FleetView;
 use deepinfer_protocol::message::Peer;
 use deepinfer_protocol::{AgentId, Span, SupernodeId};
+use deepinfer_transport::fleet_client::FleetProbe;
 use deepinfer_transport::{ClusterKey, Transport, TransportOptions};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -20,8 +21,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::args::{AgentArgs, NumericsChoice, RoleChoice};
 use crate::clock::Clock;
-use crate::control::{ControlState, serve};
-use crate::driver::{Core, CoreSetup, Inputs, lock, run};
+use crate::control::{ControlState, Face, serve};
+use crate::driver::{Core, CoreSetup, Inputs, hex, lock, run};
 use crate::engine::faults::Faults;
 use crate::engine::group::RankGroup;
 use crate::engine::opening::Opening;
@@ -43,12 +44,24 @@ const EXCHANGE_LIMIT: Duration = Duration::from_secs(60);
 pub struct AgentOptions {
     /// The flags.
     pub args: AgentArgs,
+    /// What it is like to be a pod; `None` for an agent among others in one process.
+    pub pod: Option<PodOptions>,
+}
+
+/// What an agent has as a process of its own.
+#[derive(Clone, Debug)]
+pub struct PodOptions {
+    /// A load that failed for a reason that a restart does not heal is tried again after this; the process stays up.
+    pub retry: Duration,
+    /// How the following of the fleet goes, for metrics.
+    pub probe: FleetProbe,
 }
 
 impl AgentOptions {
-    /// From flags that were read.
+    /// From flags that were read, for an agent among others in one process: no port for metrics alone, and what does
+    /// not load has failed.
     pub fn new(args: AgentArgs) -> Self {
-        Self { args }
+        Self { args, pod: None }
     }
 }
 
@@ -80,9 +93,13 @@ pub async fn begin(
     key: ClusterKey,
     progress: impl Fn(Progress) + Send + Sync + 'static,
 ) -> Result<AgentHandle, AgentError> {
-    let args = options.args;
-    let (data, data_addr) = bind("--data-listen", args.data_listen).await?;
-    let (control, control_addr) = bind("--control-listen", args.control_listen).await?;
+    let AgentOptions { args, pod } = options;
+    let (data, data_addr) = bind("--data-listen", args.data_address()).await?;
+    let (control, control_addr) = bind("--control-listen", args.control_address()).await?;
+    let metrics = match pod {
+        Some(_) => Some(bind("--metrics-listen", args.metrics_address()).await?),
+        None => None,
+    };
     let name = AgentId::new(args.name.as_str());
     let clock = Clock::start();
     let transport = TransportOptions {
@@ -101,6 +118,9 @@ pub async fn begin(
         index: args.index,
         ranks: args.ranks,
         chunk: Span::millis(u64::from(args.chunk_budget_ms)),
+        nodes: args.supernode_nodes,
+        fabric: pod.is_some() && args.role == RoleChoice::Decode,
+        probe: pod.as_ref().map(|pod| pod.probe.clone()),
         transport: transport.clone(),
         clock,
         failed: failed.clone(),
@@ -109,17 +129,24 @@ pub async fn begin(
     let faults = Arc::new(Faults::default());
     let state =
         ControlState { core: core.clone(), key, faults: args.fault_injection.then(|| faults.clone()) };
+    let state = Arc::new(state);
     let stop = CancellationToken::new();
     let tasks = TaskTracker::new();
-    tasks.spawn(serve(control, Arc::new(state), stop.clone()));
+    let metrics_addr = metrics.as_ref().map(|(_, address)| *address);
+    if let Some((metrics, _)) = metrics {
+        tasks.spawn(serve(metrics, state.clone(), Face::Metrics, stop.clone()));
+    }
+    tasks.spawn(serve(control, state, Face::Control, stop.clone()));
     let driver = tokio::spawn(run(core.clone(), Inputs { peers, outputs, fleet }, stop.clone()));
     tasks.spawn(watch_driver(driver, core.clone(), failed.clone()));
-    let loading = Loading { args, clock, faults, core: core.clone(), out, failed };
-    tasks.spawn_blocking(move || loading.run(&progress));
+    let retry = pod.map(|pod| pod.retry);
+    let loading = Arc::new(Loading { args, clock, faults, core: core.clone(), out, failed });
+    tasks.spawn(load_until(loading, retry, Arc::new(progress), stop.clone()));
     Ok(AgentHandle::new(HandleParts {
         name,
         data_addr,
         control_addr,
+        metrics_addr,
         core,
         transport,
         failed: failed_seen,
@@ -165,8 +192,42 @@ async fn watch_driver(
     if let Err(error) = driver.await {
         let reason = format!("the agent's driver ended: {error}");
         tracing::error!(%reason);
-        lock(&core).give_up(reason.clone());
+        lock(&core).die(reason.clone());
         failed.send_replace(Some(reason));
+    }
+}
+
+/// Loads, and again after `retry` while what is in the way may go away without a restart.
+async fn load_until<P>(
+    loading: Arc<Loading>,
+    retry: Option<Duration>,
+    progress: Arc<P>,
+    stop: CancellationToken,
+) where
+    P: Fn(Progress) + Send + Sync + 'static,
+{
+    let mut said = String::new();
+    loop {
+        let (load, progress) = (loading.clone(), progress.clone());
+        let Ok(result) = tokio::task::spawn_blocking(move || load.load(&*progress)).await else { return };
+        let error = match result {
+            Ok((opening, plan)) => return loading.open(opening, plan),
+            Err(error) => error,
+        };
+        let (reason, code) = (error.to_string(), error.code());
+        if reason != said {
+            tracing::error!(%reason, code, "the agent does not start");
+            said.clone_from(&reason);
+        }
+        lock(&loading.core).give_up(reason.clone(), code);
+        let Some(pause) = retry.filter(|_| !code.is_empty()) else {
+            loading.failed.send_replace(Some(reason));
+            return;
+        };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
     }
 }
 
@@ -188,30 +249,36 @@ struct Loading {
 }
 
 impl Loading {
-    fn run(&self, progress: &(dyn Fn(Progress) + Sync)) {
-        match self.load(progress) {
-            Ok((opening, plan)) => {
-                let hung = Span::secs(u64::from(self.args.hung_step_seconds));
-                let group =
-                    RankGroup::start(opening, hung, self.faults.clone(), self.clock, self.out.clone());
-                lock(&self.core).open(group, plan);
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                tracing::error!(%reason, "the agent does not start");
-                lock(&self.core).give_up(reason.clone());
-                self.failed.send_replace(Some(reason));
-            }
+    fn open(&self, opening: Opening, plan: MachinePlan) {
+        let hung = Span::secs(u64::from(self.args.hung_step_seconds));
+        let group = RankGroup::start(opening, hung, self.faults.clone(), self.clock, self.out.clone());
+        lock(&self.core).open(group, plan);
+    }
+
+    /// Opens the model, if it can be run and is the one that was asked for. Gives its digest.
+    fn checkpoint(&self) -> Result<(Arc<Checkpoint>, [u8; 32]), AgentError> {
+        let args = &self.args;
+        if args.role == RoleChoice::Prefill && args.nodes_per_worker > 1 {
+            let why =
+                "--nodes-per-worker: prefill over several pods is not built yet: set nodesPerWorker to 1";
+            return Err(AgentError::NotSupported(why));
         }
+        Opening::check_backend(args.backend, args.simd)?;
+        let checkpoint = Arc::new(Checkpoint::open(&args.checkpoint)?);
+        let weights_digest = checkpoint.digest();
+        if let Some(expected) = args.model_digest.filter(|expected| *expected != weights_digest) {
+            let path = args.checkpoint.display().to_string();
+            return Err(AgentError::Digest { path, found: hex(&weights_digest), expected: hex(&expected) });
+        }
+        if !checkpoint.ignored_keys.is_empty() {
+            tracing::warn!(keys = ?checkpoint.ignored_keys, "config.json keys that are not known and ignored");
+        }
+        Ok((checkpoint, weights_digest))
     }
 
     fn load(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<(Opening, MachinePlan), AgentError> {
         let args = &self.args;
-        Opening::check_backend(args.backend, args.simd)?;
-        let checkpoint = Arc::new(Checkpoint::open(&args.checkpoint)?);
-        if !checkpoint.ignored_keys.is_empty() {
-            tracing::warn!(keys = ?checkpoint.ignored_keys, "config.json keys that are not known and ignored");
-        }
+        let (checkpoint, weights_digest) = self.checkpoint()?;
         let numerics = numerics_of(args.numerics, &checkpoint);
         let sizes = Sizes::of_checkpoint(&checkpoint, numerics);
         let sizing = Sizing::of(
@@ -236,7 +303,6 @@ impl Loading {
         };
         let threads = args.threads.map_or_else(host::cores, usize::from);
         checkpoint.prefault(threads, &|done, total| progress(Progress::Loading { done, total }));
-        let weights_digest = checkpoint.digest();
         let tokenizer_digest = checkpoint.tokenizer_digest()?.unwrap_or_default();
         tracing::info!(agent = %args.name, ?sizing, threads, "engines open");
         progress(Progress::Warming { sizes: describe(&sizing) });
@@ -244,6 +310,7 @@ impl Loading {
             name: AgentId::new(args.name.as_str()),
             role: role_of(args),
             supernode: args.supernode.as_deref().map(SupernodeId::from),
+            first_rank: args.first_rank(),
             sizing,
             chunk: Span::millis(u64::from(args.chunk_budget_ms)),
             min_chunk: args.chunk_min_tokens,

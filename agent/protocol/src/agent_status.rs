@@ -32,6 +32,18 @@ pub enum AgentPhase {
     Failed,
 }
 
+/// Words of [`AgentStatus::reason_code`].
+pub mod reason_code {
+    /// The model's folder is not there, or its files are incomplete or cannot be read.
+    pub const SOURCE_UNREACHABLE: &str = "SourceUnreachable";
+    /// The model is not the one that was asked for.
+    pub const CHECKSUM_MISMATCH: &str = "ChecksumMismatch";
+    /// What the flags ask for is not built.
+    pub const NOT_SUPPORTED: &str = "NotSupported";
+    /// A peer of the supernode does not answer yet.
+    pub const FABRIC_NOT_READY: &str = "FabricNotReady";
+}
+
 /// State of a drain (operator.md 9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DrainState {
@@ -119,6 +131,19 @@ pub struct AgentStatus {
     pub engine: String,
     /// Who can read whose KV.
     pub kv_epoch: String,
+    /// One word for `reason` where a program reads it: `SourceUnreachable`, `ChecksumMismatch`, `NotSupported`,
+    /// `FabricNotReady`; empty if there is none.
+    #[serde(default)]
+    pub reason_code: String,
+    /// Digest of the checkpoint that is served, hex; empty before it was read.
+    #[serde(default)]
+    pub model_digest: String,
+    /// Outcome of the last self-test of the fabric: `ok`, or which peer does not answer; empty before the first.
+    #[serde(default)]
+    pub fabric: String,
+    /// Health of the devices: `ok`, or what is wrong with which.
+    #[serde(default)]
+    pub device_health: String,
     /// Seconds since start.
     pub uptime_seconds: u64,
 }

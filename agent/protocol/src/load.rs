@@ -41,7 +41,7 @@ pub struct Balance {
     pub peak_by_layer: Vec<f64>,
 }
 
-/// A window, or everything since the start, of one agent's engines summed.
+/// A window, or everything since the start, of one agent's engines summed, or of all agents of a supernode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertLoadReport {
     /// Who reports.
@@ -75,4 +75,7 @@ pub struct ExpertLoadReport {
     pub busy_ns: Vec<(Rank, u64)>,
     /// How even the ranks were.
     pub balance: Balance,
+    /// Agents of the supernode whose counts could not be had: the sums are too small by theirs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<AgentId>,
 }

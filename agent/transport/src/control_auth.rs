@@ -56,7 +56,8 @@ fn signed(unix_seconds: u64, method: &str, path: &str) -> String {
     format!("{unix_seconds}\n{method}\n{path}")
 }
 
-fn bytes_of(hex: &str) -> Option<[u8; 32]> {
+/// 32 bytes of 64 hex digits.
+pub(crate) fn bytes_of(hex: &str) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     if hex.len() != 64 {
         return None;

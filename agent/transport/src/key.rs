@@ -3,6 +3,7 @@
 //! Invariant: a key is never printed; tags are compared in constant time.
 
 use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use deepinfer_protocol::Generation;
 use hmac::{Hmac, Mac};
@@ -11,24 +12,35 @@ use sha2::Sha256;
 /// Generations that are accepted side by side while keys roll: n and n-1.
 const ACCEPTED_GENERATIONS: usize = 2;
 
-/// Keys of a cluster: generations n and n-1 are accepted, the highest signs.
+/// A key of one generation.
+pub type GenerationKey = (Generation, [u8; 32]);
+
+/// Keys of a cluster: generations n and n-1 are accepted, the highest signs. Clones share the keys: where one is told
+/// of others ([`ClusterKey::replace`]), they are in force everywhere at once.
 #[derive(Clone)]
 pub struct ClusterKey {
-    /// By generation, highest first.
-    pub generations: Vec<(Generation, [u8; 32])>,
+    generations: Arc<RwLock<Arc<[GenerationKey]>>>,
 }
 
 impl fmt::Debug for ClusterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<Generation> = self.generations.iter().map(|(g, _)| *g).collect();
-        f.debug_struct("ClusterKey").field("generations", &numbers).finish_non_exhaustive()
+        f.debug_struct("ClusterKey").field("generations", &self.numbers()).finish_non_exhaustive()
     }
 }
 
 impl ClusterKey {
     /// A cluster with one key.
     pub fn new(generation: Generation, key: [u8; 32]) -> Self {
-        Self { generations: vec![(generation, key)] }
+        Self::of(vec![(generation, key)])
+    }
+
+    /// A cluster with these keys, in any order.
+    ///
+    /// # Panics
+    /// Without any.
+    pub fn of(generations: Vec<GenerationKey>) -> Self {
+        assert!(!generations.is_empty(), "a cluster has at least one key");
+        Self { generations: Arc::new(RwLock::new(generations.into())) }
     }
 
     /// A fresh random key of generation 1, for clusters that live in one process.
@@ -39,49 +51,69 @@ impl ClusterKey {
         Ok(Self::new(Generation(1), random_bytes()?))
     }
 
-    /// Signs with the newest key: HMAC-SHA256 over the parts, one after the other. Callers put parts of a fixed
-    /// length first, so that two lists of parts never give the same bytes.
+    /// Puts other keys in force, here and in every clone. Connections that are open stay open.
     ///
     /// # Panics
-    /// If there is no key at all.
+    /// Without any key.
+    pub fn replace(&self, generations: Vec<GenerationKey>) {
+        assert!(!generations.is_empty(), "a cluster has at least one key");
+        *self.generations.write().unwrap_or_else(PoisonError::into_inner) = generations.into();
+    }
+
+    /// Generations that are held, in the order in which they were given.
+    pub fn numbers(&self) -> Vec<Generation> {
+        self.held().iter().map(|(generation, _)| *generation).collect()
+    }
+
+    /// Whether these are the keys in force.
+    pub fn holds(&self, generations: &[GenerationKey]) -> bool {
+        *self.held() == *generations
+    }
+
+    /// Signs with the newest key: HMAC-SHA256 over the parts, one after the other. Callers put parts of a fixed
+    /// length first, so that two lists of parts never give the same bytes.
     pub fn sign(&self, parts: &[&[u8]]) -> (Generation, [u8; 32]) {
-        let (generation, key) = self.newest();
-        (generation, tag(key, parts).finalize().into_bytes().into())
+        let held = self.held();
+        let newest = held.iter().max_by_key(|(generation, _)| *generation);
+        let (generation, key) = newest.expect("a cluster has at least one key");
+        (*generation, tag(key, parts).finalize().into_bytes().into())
     }
 
     /// Signs with the key of this generation; `None` if it is not accepted.
     pub fn sign_as(&self, generation: Generation, parts: &[&[u8]]) -> Option<[u8; 32]> {
-        let key = self.accepted().find(|(g, _)| *g == generation).map(|(_, key)| key)?;
+        let held = self.held();
+        let key = accepted(&held).find(|(g, _)| *g == generation).map(|(_, key)| key)?;
         Some(tag(key, parts).finalize().into_bytes().into())
     }
 
     /// Whether `mac` is the tag of the parts under this generation's key.
     pub fn verify(&self, generation: Generation, parts: &[&[u8]], mac: &[u8]) -> bool {
-        self.accepted()
+        let held = self.held();
+        accepted(&held)
             .filter(|(g, _)| *g == generation)
             .any(|(_, key)| tag(key, parts).verify_slice(mac).is_ok())
     }
 
     /// Whether `mac` is the tag of the parts under any accepted key.
     pub fn verify_any(&self, parts: &[&[u8]], mac: &[u8]) -> bool {
-        self.accepted().any(|(_, key)| tag(key, parts).verify_slice(mac).is_ok())
+        let held = self.held();
+        accepted(&held).any(|(_, key)| tag(key, parts).verify_slice(mac).is_ok())
     }
 
     /// Whether keys of this generation are accepted.
     pub fn accepts(&self, generation: Generation) -> bool {
-        self.accepted().any(|(g, _)| g == generation)
+        accepted(&self.held()).any(|(g, _)| *g == generation)
     }
 
-    fn accepted(&self) -> impl Iterator<Item = (Generation, &[u8; 32])> {
-        let highest = self.generations.iter().map(|(g, _)| g.0).max().unwrap_or_default();
-        let lowest = highest.saturating_sub(ACCEPTED_GENERATIONS as u64 - 1);
-        self.generations.iter().filter(move |(g, _)| g.0 >= lowest).map(|(g, key)| (*g, key))
+    fn held(&self) -> Arc<[GenerationKey]> {
+        self.generations.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    fn newest(&self) -> (Generation, &[u8; 32]) {
-        let newest = self.generations.iter().max_by_key(|(g, _)| *g);
-        newest.map(|(g, key)| (*g, key)).expect("a cluster has at least one key")
-    }
+fn accepted(held: &[GenerationKey]) -> impl Iterator<Item = &GenerationKey> {
+    let highest = held.iter().map(|(g, _)| g.0).max().unwrap_or_default();
+    let lowest = highest.saturating_sub(ACCEPTED_GENERATIONS as u64 - 1);
+    held.iter().filter(move |(g, _)| g.0 >= lowest)
 }
 
 /// Bytes that nobody can guess.
@@ -105,9 +137,11 @@ mod tests {
 
     #[test]
     fn the_newest_key_signs_and_the_two_newest_are_accepted() {
-        let key = ClusterKey {
-            generations: vec![(Generation(3), [3; 32]), (Generation(2), [2; 32]), (Generation(1), [1; 32])],
-        };
+        let key = ClusterKey::of(vec![
+            (Generation(3), [3; 32]),
+            (Generation(2), [2; 32]),
+            (Generation(1), [1; 32]),
+        ]);
         let (generation, mac) = key.sign(&[b"a", b"b"]);
         assert_eq!(generation, Generation(3));
         assert!(key.verify(Generation(3), &[b"ab"], &mac));

@@ -3,21 +3,29 @@
 //! A driver holds a [`Transport`], names its peers ([`Transport::set_peers`]), sends ([`Transport::send`]) and
 //! reads [`PeerEvent`]s. Everything else happens in tasks of this crate: `transport.rs` dials and accepts,
 //! `handshake.rs` opens a connection, `link.rs` reads and writes it, `queue.rs` bounds what waits.
-//! [`control_auth`] signs calls to control ports with the same [`ClusterKey`].
+//! [`control_auth`] signs calls to control ports with the same [`ClusterKey`], [`call`] makes them.
+//!
+//! Around that, what agents and gateways need as processes of a cluster: [`key_dir`] reads and follows the keys,
+//! [`fleet_client`] follows the FleetView, [`pod`] has their common flags, logs and signals.
 
+pub mod call;
 pub mod control_auth;
+pub mod fleet_client;
 mod handshake;
 mod key;
+pub mod key_dir;
 mod link;
+pub mod pod;
 mod queue;
 mod transport;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use deepinfer_protocol::message::{Message, Peer};
 use deepinfer_protocol::{AgentId, Span};
 
-pub use self::key::ClusterKey;
+pub use self::key::{ClusterKey, GenerationKey};
 pub use self::queue::{MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES};
 pub use self::transport::Transport;
 
@@ -67,4 +75,11 @@ pub enum PeerEvent {
         /// Raw bytes of a KV piece, else empty.
         payload: Arc<[u8]>,
     },
+}
+
+/// Between half and all of the pause, so that many peers of one that died do not come back together.
+fn jittered(pause: Duration) -> Duration {
+    let mut byte = [0; 1];
+    let random = if getrandom::fill(&mut byte).is_ok() { u32::from(byte[0]) } else { 0 };
+    pause / 2 + pause * random / 512
 }

@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::handshake::{self, HandshakeError, Remote};
 use crate::link::{self, Link, Pulse};
 use crate::queue::PushError;
-use crate::{PeerEvent, TransportOptions};
+use crate::{PeerEvent, TransportOptions, jittered};
 
 /// Events that wait for the driver. While it is full nothing more is read from sockets.
 const MAX_WAITING_EVENTS: usize = 1024;
@@ -297,11 +297,4 @@ async fn open(
     stream.set_nodelay(true)?;
     let early = handshake::dial(&mut stream, &shared.own(), name, &shared.options.key).await?;
     Ok((stream, early))
-}
-
-/// Between half and all of the pause, so that many peers of one that died do not come back together.
-fn jittered(pause: Duration) -> Duration {
-    let mut byte = [0; 1];
-    let random = if getrandom::fill(&mut byte).is_ok() { u32::from(byte[0]) } else { 0 };
-    pause / 2 + pause * random / 512
 }

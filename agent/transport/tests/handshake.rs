@@ -145,7 +145,7 @@ async fn an_oversized_frame_ends_an_open_connection() {
 #[tokio::test]
 async fn a_key_of_the_generation_before_is_accepted_both_ways() {
     let (old, new) = ([1; 32], [2; 32]);
-    let both = ClusterKey { generations: vec![(Generation(8), new), (Generation(7), old)] };
+    let both = ClusterKey::of(vec![(Generation(8), new), (Generation(7), old)]);
     let rolled = TransportOptions { key: both, ..options("worker", Peer::Agent) };
     let mut worker = common::listening(rolled).await;
     let behind =

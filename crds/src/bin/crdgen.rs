@@ -1,21 +1,22 @@
-//! Prints the CRDs as YAML, or writes them into a folder: `crdgen [FOLDER]`.
+//! Prints the CRDs and the admission policies as YAML, or writes them into a folder: `crdgen [FOLDER]`.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use deepinfer_crds::crd::{Kind, definition};
+use deepinfer_crds::{names, policy};
 
 fn main() -> ExitCode {
     let folder = std::env::args_os().nth(1).map(PathBuf::from);
-    for kind in Kind::ALL {
-        let yaml = definition(kind).yaml();
+    let crds = Kind::ALL.into_iter().map(|kind| (kind.plural(), definition(kind).yaml()));
+    for (name, yaml) in crds.chain([("policies", policy::yaml(names::rbac::OPERATOR_USER))]) {
         let outcome = match &folder {
             None => writeln!(std::io::stdout(), "---\n{}", yaml.trim_end()),
-            Some(folder) => std::fs::write(folder.join(format!("{}.yaml", kind.plural())), yaml),
+            Some(folder) => std::fs::write(folder.join(format!("{name}.yaml")), yaml),
         };
         if let Err(e) = outcome {
-            eprintln!("{}: {e}", kind.plural());
+            eprintln!("{name}: {e}");
             return ExitCode::FAILURE;
         }
     }

@@ -36,6 +36,12 @@ pub const ALLOWED_ARROWS: &[(&str, &[&str])] = &[
             "deepinfer-transport",
         ],
     ),
+    (
+        "deepinfer-operator",
+        &["deepinfer-crds", "deepinfer-planner", "deepinfer-protocol", "deepinfer-transport"],
+    ),
+    ("kubectl-deepinfer", &["deepinfer-crds", "deepinfer-planner", "deepinfer-protocol"]),
+    ("deepinfer-controlplane", &["deepinfer-crds", "deepinfer-protocol", "deepinfer-transport"]),
     ("deepinfer-e2e", &[]),
 ];
 

@@ -21,6 +21,22 @@ pub enum AgentCall {
     Undrain,
 }
 
+/// A change of a pod: pods are made once and hardly ever changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodChange {
+    /// Take the scheduling gate of the gang off.
+    LiftGate,
+    /// Say with the readiness gate `deepinfer.io/routable` whether traffic may come.
+    Routable {
+        /// It may.
+        holds: bool,
+        /// One word.
+        reason: String,
+    },
+    /// The wanted drain as annotation `deepinfer.io/drain`, for the agent's downward API file; `None` removes it.
+    Drain(Option<String>),
+}
+
 /// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -63,6 +79,22 @@ pub enum Action {
         /// For people.
         why: String,
     },
+    /// Change a pod that is there.
+    Pod {
+        /// Which.
+        key: Key,
+        /// Only if it is still this one.
+        uid: Option<String>,
+        /// How.
+        change: PodChange,
+    },
+    /// Write `DeepInferPool.spec.replicas` under the field manager of the one who decides it.
+    Replicas {
+        /// The pool.
+        key: Key,
+        /// How many.
+        replicas: u32,
+    },
     /// Make the Secret with the key of a generation, derived from the master key that only the executor has.
     DeriveKey {
         /// The Secret, without data.
@@ -99,6 +131,15 @@ impl fmt::Display for Action {
             Self::Finalizers { key, ours } if ours.is_empty() => write!(f, "release {key}"),
             Self::Finalizers { key, .. } => write!(f, "hold {key}"),
             Self::Delete { key, why, .. } => write!(f, "delete {key}: {why}"),
+            Self::Pod { key, change, .. } => match change {
+                PodChange::LiftGate => write!(f, "ungate {key}"),
+                PodChange::Routable { holds, reason } => {
+                    write!(f, "route {key}: {} ({reason})", if *holds { "yes" } else { "no" })
+                }
+                PodChange::Drain(Some(drain)) => write!(f, "annotate {key}: drain {drain}"),
+                PodChange::Drain(None) => write!(f, "annotate {key}: no drain"),
+            },
+            Self::Replicas { key, replicas } => write!(f, "replicas {key}: {replicas}"),
             Self::DeriveKey { secret, generation } => {
                 write!(f, "derive {} (generation {generation})", secret.key())
             }

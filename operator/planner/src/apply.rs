@@ -1,12 +1,14 @@
 //! What the API server makes of an action, for worlds that have none: local mode, the simulator, scripts and
 //! property tests, and own writes that no watch has shown yet.
 
+use deepinfer_crds::names::{GANG_GATE, ROUTABLE_GATE, annotation};
+use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::action::Action;
+use crate::action::{Action, PodChange};
 use crate::object::{Key, Kind, Object};
 use crate::world::World;
 
@@ -50,6 +52,8 @@ impl World {
             Action::Delete { key, uid, grace_seconds, .. } => {
                 self.delete(key, uid.as_deref(), *grace_seconds)
             }
+            Action::Pod { key, uid, change } => self.change_pod(key, uid.as_deref(), change),
+            Action::Replicas { key, replicas } => self.write_replicas(key, *replicas),
             Action::CallAgent { .. } | Action::Event { .. } => Ok(()),
         }
     }
@@ -103,6 +107,13 @@ impl World {
                 map.remove("spec");
                 map.remove("data");
             }
+            // So are labels and annotations, but for those that Kubernetes' own controllers write.
+            for field in ["labels", "annotations"] {
+                let wanted = desired["metadata"][field].clone();
+                if let Some(live) = merged["metadata"][field].as_object_mut() {
+                    live.retain(|key, _| key.contains("kubernetes.io/") || !wanted[key].is_null());
+                }
+            }
         }
         merge_value(&mut merged, &desired);
         let mut merged =
@@ -113,6 +124,59 @@ impl World {
         meta.resource_version = Some(stamp);
         meta.generation = Some(meta.generation.unwrap_or(1) + i64::from(changed));
         self.objects.insert(key, merged);
+    }
+
+    fn change_pod(&mut self, key: &Key, uid: Option<&str>, change: &PodChange) -> Result<(), Conflict> {
+        let (stamp, now) = (self.stamp(), self.timestamp());
+        let Some(Object::Pod(pod)) = self.objects.get_mut(key) else {
+            return Err(Conflict::Missing(key.clone()));
+        };
+        if uid.is_some_and(|uid| pod.metadata.uid.as_deref() != Some(uid)) {
+            return Err(Conflict::Replaced(key.clone()));
+        }
+        match change {
+            PodChange::LiftGate => {
+                if let Some(gates) = pod.spec.as_mut().and_then(|s| s.scheduling_gates.as_mut()) {
+                    gates.retain(|gate| gate.name != GANG_GATE);
+                }
+            }
+            PodChange::Routable { holds, reason } => {
+                let status = pod.status.get_or_insert_default();
+                let conditions = status.conditions.get_or_insert_default();
+                let word = if *holds { "True" } else { "False" };
+                let since = conditions
+                    .iter()
+                    .find(|c| c.type_ == ROUTABLE_GATE && c.status == word)
+                    .and_then(|c| c.last_transition_time.clone());
+                conditions.retain(|c| c.type_ != ROUTABLE_GATE);
+                conditions.push(PodCondition {
+                    type_: ROUTABLE_GATE.to_owned(),
+                    status: word.to_owned(),
+                    reason: Some(reason.clone()),
+                    last_transition_time: Some(since.unwrap_or(now)),
+                    ..PodCondition::default()
+                });
+            }
+            PodChange::Drain(drain) => {
+                let annotations = pod.metadata.annotations.get_or_insert_default();
+                match drain {
+                    Some(drain) => annotations.insert(annotation::DRAIN.to_owned(), drain.clone()),
+                    None => annotations.remove(annotation::DRAIN),
+                };
+            }
+        }
+        pod.metadata.resource_version = Some(stamp);
+        Ok(())
+    }
+
+    fn write_replicas(&mut self, key: &Key, replicas: u32) -> Result<(), Conflict> {
+        let stamp = self.stamp();
+        let Some(Object::Pool(pool)) = self.objects.get_mut(key) else {
+            return Err(Conflict::Missing(key.clone()));
+        };
+        pool.spec.replicas = Some(replicas);
+        pool.metadata.resource_version = Some(stamp);
+        Ok(())
     }
 
     fn write_status(&mut self, key: &Key, status: &Value) -> Result<(), Conflict> {

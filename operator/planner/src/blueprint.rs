@@ -24,6 +24,12 @@ pub struct FailureRecord {
     pub reason: String,
     /// For people.
     pub message: String,
+    /// Node that it is blamed on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Domain that it sat in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 /// The committed memory of a plan.

@@ -69,6 +69,15 @@ pub fn check(world: &World, plan: &Plan) -> Vec<Finding> {
                     find("nothing is deleted twice", key.to_string());
                 }
             }
+            Action::Pod { key, .. } | Action::Replicas { key, .. } => {
+                let made = plan.actions.iter().any(|other| match other {
+                    Action::Apply(object) | Action::Create(object) => object.key() == *key,
+                    _ => false,
+                });
+                if !made && !world.objects.contains_key(key) {
+                    find("what is changed exists", key.to_string());
+                }
+            }
             Action::Status { .. }
             | Action::Finalizers { .. }
             | Action::CallAgent { .. }

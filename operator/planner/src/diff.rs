@@ -31,7 +31,11 @@ pub fn describe(world: &World, plan: &Plan) -> String {
             Action::Status { key, status } => {
                 let _ = writeln!(text, "  status {key}{}", status_line(status));
             }
-            Action::Finalizers { .. } | Action::CallAgent { .. } | Action::Event { .. } => {
+            Action::Finalizers { .. }
+            | Action::Pod { .. }
+            | Action::Replicas { .. }
+            | Action::CallAgent { .. }
+            | Action::Event { .. } => {
                 let _ = writeln!(text, "  {action}");
             }
         }
@@ -43,7 +47,7 @@ pub fn describe(world: &World, plan: &Plan) -> String {
 fn summary(object: &Object) -> String {
     match object {
         Object::Pool(pool) => {
-            format!("  ({} replicas, revision {})", pool.spec.replicas.unwrap_or(0), pool.spec.revision)
+            format!("  ({} replicas, revision {})", pool.spec.max_replicas, pool.spec.revision)
         }
         Object::Supernode(sn) => {
             format!("  ({} pods x {} ranks)", sn.spec.nodes, sn.spec.accelerators_per_node)

@@ -14,10 +14,12 @@ use crate::world::World;
 
 /// Seconds without a word after which a leader is replaced (decisions.md, failure times).
 pub const LEADER_SILENT_SECONDS: i64 = 2;
+/// Seconds without a word after which an agent is no candidate: those that do not lead are asked every five seconds.
+const CANDIDATE_SILENT_SECONDS: i64 = 12;
 
 /// What the next blueprint says about the fleet. The generation grows only if something changed.
 pub(crate) fn next(world: &World, memory: &Blueprint, next: &mut Blueprint, closed: bool) {
-    let members = members(world);
+    let members = members(world, memory);
     let prefill =
         lead(world, &members, Role::Prefill, memory.fleet.prefill_leader.as_ref(), memory.prefill_epoch);
     let decode =
@@ -41,7 +43,7 @@ pub(crate) fn next(world: &World, memory: &Blueprint, next: &mut Blueprint, clos
 }
 
 /// Every agent whose ports are known, by name.
-fn members(world: &World) -> Vec<FleetMember> {
+fn members(world: &World, memory: &Blueprint) -> Vec<FleetMember> {
     let draining: BTreeSet<&str> = world
         .supernodes()
         .filter(|sn| sn.spec.drain.is_some() || sn.metadata.deletion_timestamp.is_some())
@@ -58,7 +60,13 @@ fn members(world: &World) -> Vec<FleetMember> {
         let Some(word) = world.agents.get(&AgentId::from(object.name())) else {
             continue;
         };
-        let Some(status) = &word.status else { continue };
+        let Some(status) = &word.status else {
+            // Not heard of just now: whoever shares a network with it knows better than we do.
+            let kept = memory.fleet.member(&AgentId::from(object.name())).cloned();
+            let here = !object.is_deleted() && !crate::emulate::has_ended(pod);
+            members.extend(kept.filter(|_| here));
+            continue;
+        };
         let supernode = object.label(label::SUPERNODE);
         let index = object.label(label::NODE_INDEX).and_then(|i| i.parse().ok()).unwrap_or(0);
         let going = object.is_deleted()
@@ -88,14 +96,20 @@ fn lead(
     present: Option<&Leader>,
     epoch: Epoch,
 ) -> Option<Leader> {
-    let fresh =
-        |name: &AgentId| world.agents.get(name).is_some_and(|w| world.now - w.heard <= LEADER_SILENT_SECONDS);
-    let mut of_role = members.iter().filter(|m| m.role == role && fresh(&m.name));
-    if let Some(present) = present {
-        // A draining leader goes on deciding for the others until it is gone.
-        if of_role.clone().any(|m| m.name == present.agent) {
-            return Some(present.clone());
-        }
+    let heard = |name: &AgentId, within: i64| {
+        world.agents.get(name).is_some_and(|w| w.status.is_some() && world.now - w.heard <= within)
+    };
+    let of_role = || members.iter().filter(|m| m.role == role);
+    let leads = present.filter(|present| of_role().any(|m| m.name == present.agent));
+    // A draining leader goes on deciding for the others until it is gone.
+    if let Some(present) = leads.filter(|present| heard(&present.agent, LEADER_SILENT_SECONDS)) {
+        return Some(present.clone());
     }
-    of_role.find(|m| m.serving).map(|m| Leader { agent: m.name.clone(), epoch: epoch.next() })
+    let other = |member: &&FleetMember| leads.is_none_or(|present| present.agent != member.name);
+    let candidate = of_role().filter(other).find(|m| m.serving && heard(&m.name, CANDIDATE_SILENT_SECONDS));
+    match candidate {
+        Some(member) => Some(Leader { agent: member.name.clone(), epoch: epoch.next() }),
+        // Nobody else is heard of: it is we who are cut off, and they go on as they were.
+        None => leads.cloned(),
+    }
 }

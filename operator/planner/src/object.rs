@@ -4,7 +4,9 @@ use std::fmt;
 
 use deepinfer_crds::{DeepInferCluster, DeepInferPool, ExpertPlacement, Supernode};
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, PersistentVolumeClaim, Pod, PodTemplate, Secret, Service, ServiceAccount,
+};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -34,12 +36,32 @@ impl fmt::Display for Key {
     }
 }
 
+/// An object of a kind that is not ours and not of the core: read and written as it is, its kind found by probing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Foreign {
+    /// Group and version.
+    pub api_version: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What is wanted.
+    #[serde(default)]
+    pub spec: Value,
+    /// What its controller says.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub status: Value,
+}
+
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident($type:ty)),* $(,)?) => {
+    ($($(#[$doc:meta])* $kind:ident($type:ty)),* $(,)? ; $($(#[$fdoc:meta])* $foreign:ident),* $(,)?) => {
         /// Kinds of a world, in the order in which they are created.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Kind {
             $($(#[$doc])* $kind,)*
+            $($(#[$fdoc])* $foreign,)*
         }
 
         /// An object.
@@ -47,6 +69,7 @@ macro_rules! kinds {
         #[allow(clippy::large_enum_variant)]
         pub enum Object {
             $($(#[$doc])* $kind($type),)*
+            $($(#[$fdoc])* $foreign(Foreign),)*
         }
 
         impl Object {
@@ -54,6 +77,7 @@ macro_rules! kinds {
             pub fn kind(&self) -> Kind {
                 match self {
                     $(Self::$kind(_) => Kind::$kind,)*
+                    $(Self::$foreign(_) => Kind::$foreign,)*
                 }
             }
 
@@ -61,6 +85,7 @@ macro_rules! kinds {
             pub fn meta(&self) -> &ObjectMeta {
                 match self {
                     $(Self::$kind(object) => object.meta(),)*
+                    $(Self::$foreign(object) => &object.metadata,)*
                 }
             }
 
@@ -68,6 +93,7 @@ macro_rules! kinds {
             pub fn meta_mut(&mut self) -> &mut ObjectMeta {
                 match self {
                     $(Self::$kind(object) => object.meta_mut(),)*
+                    $(Self::$foreign(object) => &mut object.metadata,)*
                 }
             }
 
@@ -78,6 +104,7 @@ macro_rules! kinds {
             pub fn to_value(&self) -> Value {
                 match self {
                     $(Self::$kind(object) => serde_json::to_value(object),)*
+                    $(Self::$foreign(object) => serde_json::to_value(object),)*
                 }
                 .expect("objects of these kinds are JSON")
             }
@@ -89,16 +116,18 @@ macro_rules! kinds {
             pub fn from_value(kind: Kind, value: Value) -> Result<Self, serde_json::Error> {
                 Ok(match kind {
                     $(Kind::$kind => Self::$kind(serde_json::from_value(value)?),)*
+                    $(Kind::$foreign => Self::$foreign(serde_json::from_value(value)?),)*
                 })
             }
 
             /// API version and kind as they are written.
-            pub fn type_meta(kind: Kind) -> (String, String) {
-                match kind {
-                    $(Kind::$kind => (
+            pub fn type_meta(&self) -> (String, String) {
+                match self {
+                    $(Self::$kind(_) => (
                         <$type as Resource>::api_version(&()).into_owned(),
                         <$type as Resource>::kind(&()).into_owned(),
                     ),)*
+                    $(Self::$foreign(object) => (object.api_version.clone(), object.kind.clone()),)*
                 }
             }
         }
@@ -138,6 +167,15 @@ kinds! {
     Deployment(Deployment),
     /// What runs.
     Pod(Pod),
+    /// A pod spec of the user that `pod.templateRef` names.
+    PodTemplate(PodTemplate),
+    /// A claim that `pvc://` names.
+    Claim(PersistentVolumeClaim);
+
+    /// The gang object of a scheduling backend: a PodGroup of one of four APIs.
+    Gang,
+    /// The NVLink memory domain of an incarnation.
+    ComputeDomain,
 }
 
 impl Object {
@@ -159,7 +197,7 @@ impl Object {
     /// # Panics
     /// If it was never written: an owner has a UID.
     pub fn owner_reference(&self) -> OwnerReference {
-        let (api_version, kind) = Self::type_meta(self.kind());
+        let (api_version, kind) = self.type_meta();
         OwnerReference {
             api_version,
             kind,
@@ -192,7 +230,10 @@ impl Object {
 pub fn covers(live: &Value, desired: &Value) -> bool {
     match (live, desired) {
         (Value::Object(live), Value::Object(desired)) => desired.iter().all(|(key, desired)| {
-            let absent = desired.is_null() || desired.as_object().is_some_and(serde_json::Map::is_empty);
+            // The API server leaves out what is empty.
+            let absent = desired.is_null()
+                || desired.as_object().is_some_and(serde_json::Map::is_empty)
+                || desired.as_array().is_some_and(Vec::is_empty);
             live.get(key).map_or(absent, |live| covers(live, desired))
         }),
         (Value::Array(live), Value::Array(desired)) => {
@@ -210,7 +251,7 @@ mod tests {
 
     #[test]
     fn what_others_added_does_not_count_but_what_they_changed_does() {
-        let desired = json!({"a": 1, "l": [{"n": "x"}], "e": {}, "gone": null});
+        let desired = json!({"a": 1, "l": [{"n": "x"}], "e": {}, "none": [], "gone": null});
         assert!(covers(&json!({"a": 1, "b": 2, "l": [{"n": "x", "default": true}]}), &desired));
         assert!(!covers(&json!({"a": 2, "l": [{"n": "x"}]}), &desired));
         assert!(!covers(&json!({"a": 1, "l": [{"n": "x"}, {"n": "y"}]}), &desired));

@@ -1,16 +1,22 @@
 //! `plan`: calls the steps in order. The only file that knows the order.
 
 use deepinfer_crds::cluster::Pause;
+use deepinfer_crds::condition::reason;
 use deepinfer_crds::names::finalizer;
 
 use crate::action::{Action, EventKind};
 use crate::blueprint::Blueprint;
-use crate::cluster::{children, resolve, status, teardown, template};
+use crate::cluster::resolve::{Life, Resolved};
+use crate::cluster::template::Template;
+use crate::cluster::{children, model, references, resolve, status, teardown, template};
 use crate::fleet;
-use crate::naming::Component;
-use crate::pool::{decode, objects, prefill};
-use crate::report::Report;
+use crate::naming::{Component, pool_name};
+use crate::object::Kind;
+use crate::pool::supernodes::Outcome;
+use crate::pool::{objects, prefill, supernodes};
+use crate::report::{Problem, Report};
 use crate::step::Step;
+use crate::supernode::{routable, stuck};
 use crate::target::Target;
 use crate::world::{ModelState, World};
 
@@ -59,6 +65,10 @@ pub fn plan(world: &World, target: &Target) -> Plan {
 
 /// A cluster that is to be there.
 fn follow(step: &mut Step<'_>, target: &Target) {
+    if let Some(skew) = &step.world.skew {
+        let problem = Problem { path: "crds".to_owned(), reason: reason::CRD_SKEW, message: skew.clone() };
+        return status::refuse(step, &[problem]);
+    }
     let mut report = std::mem::take(&mut step.report);
     let resolved = resolve::resolve(step.cluster, target, &mut report);
     step.report = report;
@@ -66,49 +76,75 @@ fn follow(step: &mut Step<'_>, target: &Target) {
         let problems = step.report.refused.clone();
         return status::refuse(step, &problems);
     };
+    let missing = references::missing(step, &resolved);
+    let known = step.world.get(Kind::Pool, &pool_name(&resolved.name, Component::Decode)).is_some();
+    if !missing.is_empty() && !known {
+        step.report.refused.extend(missing.iter().cloned());
+        return status::refuse(step, &missing);
+    }
     let held = step.cluster.metadata.finalizers.as_ref();
     if !held.is_some_and(|f| f.iter().any(|f| f == finalizer::TEARDOWN)) {
         let ours = vec![finalizer::TEARDOWN.to_owned()];
         step.actions.push(Action::Finalizers { key: step.cluster_key(), ours });
     }
-    if let ModelState::Failed { reason, message } = &step.world.model {
+    if let ModelState::Failed { reason, message } = model::state(step.world) {
         let key = step.cluster_key();
-        step.wait(&key, reason, 0, message.clone());
+        step.wait(&key, &reason, 0, message);
     }
+    build(step, &resolved, target, &missing);
+}
+
+/// Plans everything that a resolved cluster consists of.
+fn build(step: &mut Step<'_>, resolved: &Resolved, target: &Target, missing: &[Problem]) {
     let pause = step.cluster.spec.operation.as_ref().and_then(|o| o.pause);
-    let mut prefill_template = template::prefill(step.cluster, &resolved, target);
-    let mut decode_template = template::decode(step.cluster, &resolved, target);
-    let mut facts = status::Facts {
-        resolved: &resolved,
-        prefill: (&prefill_template.clone(), objects::Counts::default()),
-        decode: (&decode_template.clone(), objects::Counts::default()),
-        exhausted: None,
-    };
-    if pause == Some(Pause::All) {
-        return status::write(step, &facts, target);
-    }
+    let mut prefill_template = template::prefill(step.world, step.cluster, resolved, target);
+    let mut decode_template = template::decode(step.world, step.cluster, resolved, target);
+    let mut facts = status::Facts::new(resolved, target);
+    facts.missing = missing.to_vec();
+    // Local mode looks at the files itself and starts nothing without them.
     let unusable = matches!(step.world.model, ModelState::Failed { .. });
-    if !unusable {
-        children::foundation(step, &resolved);
-        prefill_template = children::revision(step, prefill_template);
-        decode_template = children::revision(step, decode_template);
-        if let Some(pool) = objects::ensure(step, &resolved, Component::Prefill, &prefill_template) {
-            facts.prefill = (&prefill_template, prefill::plan(step, &pool, &resolved, &prefill_template));
-        }
-        if let Some(pool) = objects::ensure(step, &resolved, Component::Decode, &decode_template) {
-            let outcome = decode::plan(step, &pool, &resolved, &decode_template);
-            if let Some(why) = &outcome.exhausted {
-                let key = step.cluster_key();
-                announce(step, &key, why);
-            }
-            facts.decode = (&decode_template, outcome.counts);
-            facts.exhausted = outcome.exhausted;
-        }
-        children::gateway(step, &resolved);
+    if pause != Some(Pause::All) && !unusable {
+        children::foundation(step, resolved);
+        // While something that the spec names is missing, what runs is kept as it was made.
+        let frozen = !missing.is_empty();
+        prefill_template = children::revision(step, prefill_template, frozen.then_some(Component::Prefill));
+        decode_template = children::revision(step, decode_template, frozen.then_some(Component::Decode));
+        facts.prefill = pool(step, resolved, (Component::Prefill, &resolved.prefill.life), &prefill_template);
+        facts.decode = pool(step, resolved, (Component::Decode, &resolved.decode.life), &decode_template);
+        children::gateway(step, resolved, decode_template.gateway_image.as_deref());
+        children::forget_revisions(step, resolved, [&prefill_template, &decode_template]);
+        routable::plan(step);
+        stuck::plan(step, resolved);
     }
-    facts.prefill.1.desired = resolved.prefill.replicas;
-    facts.decode.1.desired = resolved.decode.replicas;
-    status::write(step, &facts, target);
+    facts.prefill.counts.desired = resolved.prefill.life.replicas;
+    facts.decode.counts.desired = resolved.decode.life.replicas;
+    facts.revision = decode_template.revision;
+    facts.kv_epoch = decode_template.kv_epoch;
+    for stalled in [&facts.decode.stalled, &facts.prefill.stalled].into_iter().flatten() {
+        let (why, message) = stalled.clone();
+        if why == reason::RETRIES_EXHAUSTED {
+            let key = step.cluster_key();
+            announce(step, &key, &message);
+        }
+    }
+    status::write(step, &facts);
+}
+
+fn pool(
+    step: &mut Step<'_>,
+    resolved: &Resolved,
+    (component, life): (Component, &Life),
+    template: &Template,
+) -> Outcome {
+    let Some(pool) = objects::ensure(step, resolved, component, template) else {
+        return Outcome::default();
+    };
+    if supernodes::is_gang(component, life) {
+        prefill::remove(step, &pool);
+        supernodes::plan(step, &pool, resolved, (component, life), template)
+    } else {
+        Outcome { counts: prefill::plan(step, &pool, resolved, template), ..Outcome::default() }
+    }
 }
 
 /// Says once that retries are used up.

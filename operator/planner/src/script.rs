@@ -9,7 +9,8 @@
 //! delete                                     kubectl delete
 //! model ready | failed REASON MESSAGE        what is known of the model's files
 //! plan                                       shows what would be done
-//! run                                        plans and executes until there is nothing to do
+//! run                                        plans, executes and schedules until there is nothing to do
+//! step | schedule                            one plan, executed; or the scheduler's turn alone
 //! start [PART]                               pods whose name has PART run, their agents load weights
 //! serve [PART]                               ... serve
 //! busy PART N                                ... have N requests
@@ -19,13 +20,27 @@
 //! lose PART                                  ... are gone without a trace
 //! end [PART]                                 kubelets take pods away that are being deleted
 //! advance SECONDS                            time passes
+//! nodes COUNT domain NAME RESOURCE AMOUNT    nodes join (kubernetes), with so many accelerators each
+//! node PART ready | notready | cordon | uncordon | gone | taint KEY | untaint KEY | label KEY=VALUE | unlabel KEY
+//!           | used RESOURCE AMOUNT           something happens to the nodes whose name has PART
+//! blind                                      the operator may not read nodes
+//! apis [native] [topology] [volcano] [kai] [kueue] [computedomain]   what the API server serves
 //! show | status | fleet | explain            prints the world, the status, the fleet, resolved values
+//! why | room                                 prints places and what is in the way; accelerators held by domain
 //! ```
+//!
+//! Once there are nodes, a scheduler binds pods to them; pods without a node do not start, and pods on dead nodes do
+//! not end.
 //!
 //! `PART` is part of a pod's name; `#` starts a comment.
 
+mod nodes;
+mod scheduler;
+mod show;
+
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use deepinfer_crds::DeepInferCluster;
 use deepinfer_protocol::agent_status::{AgentPhase, AgentStatus, Role};
@@ -38,10 +53,10 @@ use crate::action::{Action, AgentCall};
 use crate::check::check;
 use crate::diff::describe;
 use crate::emulate::has_ended;
+use crate::nodes::{Apis, NativeVersion};
 use crate::object::{Key, Kind, Object};
 use crate::plan::{Plan, plan};
-use crate::report::Report;
-use crate::target::{LocalTarget, Target};
+use crate::target::{KubernetesTarget, LocalTarget, Target};
 use crate::world::{AgentWord, ModelState, World};
 
 /// Plans in a row after which a story is said not to settle.
@@ -69,9 +84,10 @@ pub type Load<'a> = &'a dyn Fn(&str) -> Result<DeepInferCluster, String>;
 pub fn run(script: &str, load: Load<'_>) -> Result<String, ScriptError> {
     let mut story = Story {
         world: World::new("serving", 7),
-        target: Target::Kubernetes { gateway_image: "deepinfer-gateway:test".to_owned() },
+        target: kubernetes(),
         text: String::new(),
         ports: 0,
+        machines: nodes::Machines::default(),
     };
     story.world.now = 1_800_000_000;
     for (number, line) in script.lines().enumerate() {
@@ -88,11 +104,17 @@ pub fn run(script: &str, load: Load<'_>) -> Result<String, ScriptError> {
     Ok(story.text)
 }
 
+/// The operator as stories have it.
+fn kubernetes() -> Target {
+    Target::Kubernetes(KubernetesTarget::new("deepinfer-gateway:test", "http://deepinfer-operator:8082"))
+}
+
 struct Story {
     world: World,
     target: Target,
     text: String,
     ports: u16,
+    machines: nodes::Machines,
 }
 
 impl Story {
@@ -107,6 +129,8 @@ impl Story {
             "model" => self.model(&words[1..])?,
             "plan" => self.show_plan(),
             "run" => self.run()?,
+            "step" => drop(self.step(true)?),
+            "schedule" => drop(self.schedule()?),
             "start" => self.agents(part, AgentPhase::Starting),
             "serve" => self.agents(part, AgentPhase::Serving),
             "drained" => self.agents(part, AgentPhase::Drained),
@@ -119,6 +143,12 @@ impl Story {
             "lose" => self.lose(part),
             "end" => self.end(part),
             "advance" => self.advance(part.parse().map_err(|_| "advance SECONDS")?),
+            "nodes" => self.machines.add(&words[1..], self.world.now)?,
+            "node" => self.machines.happen(&words[1..], self.world.now)?,
+            "blind" => self.machines.blind = true,
+            "apis" => self.apis(&words[1..])?,
+            "why" => self.why(),
+            "room" => self.room(),
             "show" => self.show(),
             "status" => self.status(),
             "fleet" => self.fleet(),
@@ -130,7 +160,7 @@ impl Story {
 
     fn target(&mut self, words: &[&str]) -> Result<(), String> {
         self.target = match words {
-            ["kubernetes"] => Target::Kubernetes { gateway_image: "deepinfer-gateway:test".to_owned() },
+            ["kubernetes"] => kubernetes(),
             ["local"] => Target::Local(LocalTarget::new("/models/tiny", "127.0.0.1:8000")),
             ["local", "ranks", n] => {
                 let ranks = n.parse().map_err(|_| "target local ranks N")?;
@@ -177,7 +207,32 @@ impl Story {
         Ok(())
     }
 
+    fn apis(&mut self, words: &[&str]) -> Result<(), String> {
+        let mut apis = Apis::default();
+        for word in words {
+            match *word {
+                "native" => apis.native_gang = Some(NativeVersion::V1Alpha2),
+                "topology" => apis.native_topology = true,
+                "volcano" => apis.volcano = true,
+                "kai" => apis.kai = true,
+                "kueue" => apis.kueue = true,
+                "computedomain" => apis.compute_domain = true,
+                other => return Err(format!("unknown API {other:?}")),
+            }
+        }
+        self.world.apis = apis;
+        Ok(())
+    }
+
+    /// What a driver gathers before each plan.
+    fn observe(&mut self) {
+        if self.target.local().is_none() {
+            self.world.nodes = Arc::new(self.machines.observe(&self.world));
+        }
+    }
+
     fn show_plan(&mut self) {
+        self.observe();
         let plan = plan(&self.world, &self.target);
         self.write_plan(&plan);
     }
@@ -192,28 +247,42 @@ impl Story {
 
     fn run(&mut self) -> Result<(), String> {
         for round in 0..MAX_ROUNDS {
-            let plan = plan(&self.world, &self.target);
-            let findings = check(&self.world, &plan);
-            if let Some(finding) = findings.first() {
-                return Err(format!("the plan breaks a rule: {finding}"));
-            }
-            let quiet = plan.actions.is_empty();
-            if !quiet || round == 0 {
-                self.write_plan(&plan);
-            }
-            self.world.blueprint = Some(plan.blueprint.clone());
-            for action in &plan.actions {
-                self.world.apply(action).map_err(|conflict| format!("{action}: {conflict}"))?;
-                self.obey(action);
-            }
-            let pods = self.world.of(Kind::Pod).count();
-            self.world.settle();
-            let made = self.world.of(Kind::Pod).count() != pods;
-            if quiet && !made {
+            let quiet = self.step(round == 0)?;
+            let bound = self.schedule()?;
+            if quiet && !bound {
                 return Ok(());
             }
         }
         Err(format!("there is still something to do after {MAX_ROUNDS} plans"))
+    }
+
+    /// One plan, executed. Gives whether nothing was to be done.
+    fn step(&mut self, always_told: bool) -> Result<bool, String> {
+        self.observe();
+        let plan = plan(&self.world, &self.target);
+        let findings = check(&self.world, &plan);
+        if let Some(finding) = findings.first() {
+            return Err(format!("the plan breaks a rule: {finding}"));
+        }
+        let quiet = plan.actions.is_empty();
+        if !quiet || always_told {
+            self.write_plan(&plan);
+        }
+        self.world.blueprint = Some(plan.blueprint.clone());
+        for action in &plan.actions {
+            self.world.apply(action).map_err(|conflict| format!("{action}: {conflict}"))?;
+            self.obey(action);
+        }
+        let pods = self.world.of(Kind::Pod).count();
+        self.world.settle();
+        Ok(quiet && self.world.of(Kind::Pod).count() == pods)
+    }
+
+    /// Gives whether a pod was bound, or refused for the first time.
+    fn schedule(&mut self) -> Result<bool, String> {
+        let changed = scheduler::schedule(&self.machines, &mut self.world);
+        self.machines.verify(&self.world)?;
+        Ok(changed)
     }
 
     /// Agents do what they are told.
@@ -239,11 +308,13 @@ impl Story {
             let Some(Object::Pod(pod)) = self.world.objects.get_mut(&Key::new(Kind::Pod, &name)) else {
                 continue;
             };
-            if has_ended(pod) {
+            if has_ended(pod) || (self.machines.any() && !self.machines.runs(pod)) {
                 continue;
             }
             let ready = phase == AgentPhase::Serving;
-            pod.status = Some(running(ready));
+            let bound = pod.status.take().and_then(|status| status.conditions).unwrap_or_default();
+            let bound = bound.into_iter().filter(|condition| condition.type_ == "PodScheduled");
+            pod.status = Some(running(ready, bound.collect()));
             let role = match Object::from(pod.clone()).label(deepinfer_crds::names::label::ROLE) {
                 Some("prefill") => Role::Prefill,
                 Some("decode") => Role::Decode,
@@ -309,10 +380,12 @@ impl Story {
     }
 
     fn end(&mut self, part: &str) {
-        let going = self
-            .pods(part)
-            .into_iter()
-            .filter(|name| self.world.get(Kind::Pod, name).is_some_and(Object::is_deleted));
+        let going = self.pods(part).into_iter().filter(|name| match self.world.get(Kind::Pod, name) {
+            Some(Object::Pod(pod)) => {
+                pod.metadata.deletion_timestamp.is_some() && !self.machines.is_stuck(pod)
+            }
+            _ => false,
+        });
         for name in going.collect::<Vec<_>>() {
             self.world.pod_ended(&name);
             self.world.agents.remove(&AgentId::from(name.as_str()));
@@ -327,102 +400,15 @@ impl Story {
             word.heard = now;
         }
     }
-
-    fn show(&mut self) {
-        for (key, object) in &self.world.objects {
-            let state = match object {
-                Object::Supernode(sn) => {
-                    let status = sn.status.clone().unwrap_or_default();
-                    format!(
-                        "{:?} {}",
-                        status.phase.unwrap_or(deepinfer_crds::SupernodePhase::Pending),
-                        status.ready.unwrap_or_default()
-                    )
-                }
-                Object::Pod(pod) => {
-                    let phase = pod.status.as_ref().and_then(|s| s.phase.clone());
-                    let deleted = if object.is_deleted() { " (ending)" } else { "" };
-                    phase.unwrap_or_else(|| "Pending".to_owned()) + deleted
-                }
-                Object::Pool(pool) => {
-                    let status = pool.status.clone().unwrap_or_default();
-                    format!(
-                        "{}/{} available",
-                        status.available_replicas.unwrap_or(0),
-                        pool.spec.replicas.unwrap_or(0)
-                    )
-                }
-                _ => String::new(),
-            };
-            let _ = writeln!(self.text, "{}", format!("{key}  {state}").trim_end());
-        }
-    }
-
-    fn status(&mut self) {
-        let Some(cluster) = self.world.cluster() else {
-            self.text.push_str("no cluster\n");
-            return;
-        };
-        let status = cluster.status.clone().unwrap_or_default();
-        let summary = status.summary.clone().unwrap_or_default();
-        let _ = writeln!(
-            self.text,
-            "phase {}, prefill {}, decode {}, gateway {}",
-            status.phase.map_or("none".to_owned(), |phase| format!("{phase:?}")),
-            summary.prefill.unwrap_or_default(),
-            summary.decode.unwrap_or_default(),
-            summary.gateway.unwrap_or_default()
-        );
-        for condition in &status.conditions {
-            let line = format!(
-                "{}={} {} {}",
-                condition.type_, condition.status, condition.reason, condition.message
-            );
-            let _ = writeln!(self.text, "  {}", line.trim_end());
-        }
-        for waiting in &status.waiting {
-            let _ =
-                writeln!(self.text, "  waiting {} {} {}", waiting.object, waiting.reason, waiting.message);
-        }
-    }
-
-    fn fleet(&mut self) {
-        let Some(blueprint) = &self.world.blueprint else { return };
-        let fleet = &blueprint.fleet;
-        let leader = |l: &Option<deepinfer_protocol::fleet::Leader>| {
-            l.as_ref().map_or("none".to_owned(), |l| format!("{} (epoch {})", l.agent, l.epoch))
-        };
-        let _ = writeln!(
-            self.text,
-            "generation {}, prefill led by {}, decode led by {}{}",
-            fleet.generation,
-            leader(&fleet.prefill_leader),
-            leader(&fleet.decode_leader),
-            if fleet.closed { ", closed" } else { "" }
-        );
-        for member in &fleet.members {
-            let _ = writeln!(self.text, "  {} {:?} serving={}", member.name, member.role, member.serving);
-        }
-    }
-
-    fn explain(&mut self) {
-        let report: Report = plan(&self.world, &self.target).report;
-        for line in &report.explained {
-            let _ = writeln!(self.text, "{line}");
-        }
-    }
 }
 
-fn running(ready: bool) -> PodStatus {
-    PodStatus {
-        phase: Some("Running".to_owned()),
-        conditions: Some(vec![PodCondition {
-            type_: "Ready".to_owned(),
-            status: if ready { "True" } else { "False" }.to_owned(),
-            ..PodCondition::default()
-        }]),
-        ..PodStatus::default()
-    }
+fn running(ready: bool, mut conditions: Vec<PodCondition>) -> PodStatus {
+    conditions.push(PodCondition {
+        type_: "Ready".to_owned(),
+        status: if ready { "True" } else { "False" }.to_owned(),
+        ..PodCondition::default()
+    });
+    PodStatus { phase: Some("Running".to_owned()), conditions: Some(conditions), ..PodStatus::default() }
 }
 
 fn status(name: AgentId, role: Role, phase: AgentPhase, inflight: u32) -> AgentStatus {
@@ -449,6 +435,10 @@ fn status(name: AgentId, role: Role, phase: AgentPhase, inflight: u32) -> AgentS
         placement: Generation(0),
         engine: "scripted".to_owned(),
         kv_epoch: "k".to_owned(),
+        reason_code: String::new(),
+        model_digest: String::new(),
+        fabric: String::new(),
+        device_health: String::new(),
         uptime_seconds: 0,
     }
 }

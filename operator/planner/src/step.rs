@@ -1,16 +1,19 @@
 //! What all steps of a plan share: the world they look at, and the actions they add.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use deepinfer_crds::DeepInferCluster;
+use deepinfer_crds::{DeepInferCluster, Supernode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 
 use crate::action::{Action, EventKind};
 use crate::blueprint::Blueprint;
 use crate::naming::{APPLIED, digest, random_part};
+use crate::nodes::{Namespaced, Nodes, Promise};
 use crate::object::{Key, Kind, Object, covers};
 use crate::report::{Report, Waiting};
+use crate::topology::{self, Need, Profile, Survey, Verdict};
 use crate::world::World;
 
 /// A plan being made.
@@ -21,12 +24,56 @@ pub(crate) struct Step<'a> {
     pub next: Blueprint,
     pub actions: Vec<Action>,
     pub report: Report,
+    /// Nodes, with the room that this plan has promised.
+    nodes: Arc<Nodes>,
+    /// Surveys of this plan that found no room, by what was needed.
+    without_room: Vec<(Need, Survey)>,
 }
 
 impl<'a> Step<'a> {
     pub fn new(world: &'a World, cluster: &'a DeepInferCluster, memory: &Blueprint) -> Self {
         let next = memory.clone();
-        Self { world, cluster, next, actions: Vec::new(), report: Report::default() }
+        let nodes = Arc::clone(&world.nodes);
+        Self {
+            world,
+            cluster,
+            next,
+            actions: Vec::new(),
+            report: Report::default(),
+            nodes,
+            without_room: Vec::new(),
+        }
+    }
+
+    /// Nodes, with the room that this plan has promised so far.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// Looks for a place. Many members of a pool may wait for the same: for those that hold nothing yet the answer "no"
+    /// is found once in a plan.
+    pub fn survey(&mut self, profile: &Profile, mut need: Need, holds_nothing: bool) -> Survey {
+        if holds_nothing {
+            need.me = Namespaced::default();
+            if let Some((_, known)) = self.without_room.iter().find(|(known, _)| *known == need) {
+                return known.clone();
+            }
+        }
+        let survey = topology::survey(&self.nodes, profile, &need);
+        if holds_nothing && !matches!(survey.verdict, Verdict::Fits(_)) {
+            self.without_room.push((need, survey.clone()));
+        }
+        survey
+    }
+
+    /// Counts the ComputeDomain of a supernode that this plan makes.
+    pub fn fabric(&mut self, supernode: Namespaced) {
+        Arc::make_mut(&mut self.nodes).fabrics.insert(supernode);
+    }
+
+    /// Promises room to the pods of a supernode that this plan makes.
+    pub fn promise(&mut self, supernode: Namespaced, promise: Promise) {
+        Arc::make_mut(&mut self.nodes).promised.insert(supernode, promise);
     }
 
     pub fn cluster_name(&self) -> &str {
@@ -63,10 +110,12 @@ impl<'a> Step<'a> {
                 false
             }
             Compared::Missing => {
+                self.say_refusal(&object.key());
                 self.actions.push(Action::Apply(Box::new(object)));
                 false
             }
             Compared::Different { drifted } => {
+                self.say_refusal(&object.key());
                 if drifted {
                     let note = "a field that the operator owns was changed by hand and is set back";
                     self.event(object.key(), EventKind::Warning, "DriftCorrected", note);
@@ -82,6 +131,7 @@ impl<'a> Step<'a> {
         let object = owned(desired.into(), owner);
         match self.compare(&object) {
             Compared::Missing => {
+                self.say_refusal(&object.key());
                 self.actions.push(Action::Create(Box::new(object)));
                 false
             }
@@ -102,8 +152,10 @@ impl<'a> Step<'a> {
     }
 
     pub fn delete(&mut self, object: &Object, why: impl Into<String>) {
-        if !object.is_deleted() {
-            let (key, uid) = (object.key(), object.meta().uid.clone());
+        let (key, uid) = (object.key(), object.meta().uid.clone());
+        let twice =
+            self.actions.iter().any(|a| matches!(a, Action::Delete { key: other, .. } if *other == key));
+        if !object.is_deleted() && !twice {
             self.actions.push(Action::Delete { key, uid, grace_seconds: None, why: why.into() });
         }
     }
@@ -116,6 +168,23 @@ impl<'a> Step<'a> {
         let waiting =
             Waiting { object: object.to_string(), reason: reason.to_owned(), since, message: message.into() };
         self.report.waiting.push(waiting);
+    }
+
+    /// Says what the API server answered when it was asked for this last; the driver asks again after a while.
+    fn say_refusal(&mut self, key: &Key) {
+        if let Some(refusal) = self.world.refusals.get(key).cloned() {
+            self.wait(key, &refusal.reason, refusal.at, refusal.message);
+        }
+    }
+
+    /// A write of this supernode's children that the API server refused: reason and what it said.
+    pub fn refused_children(&self, supernode: &Supernode) -> Option<(String, String)> {
+        let name = supernode.metadata.name.as_deref()?;
+        let ours = |key: &Key| {
+            key.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        let refusal = self.world.refusals.iter().find(|(key, _)| ours(key)).map(|(_, refusal)| refusal)?;
+        Some((refusal.reason.clone(), refusal.message.clone()))
     }
 
     fn compare(&self, desired: &Object) -> Compared {

@@ -1,15 +1,49 @@
 //! What a plan is for: a Kubernetes cluster, or the one machine of local mode.
 
+use std::collections::BTreeMap;
+
+use crate::cluster::defaults::Defaults;
+use crate::topology::Profile;
+
 /// Where the pods will run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)]
 pub enum Target {
     /// A cluster; images and nodes are real.
-    Kubernetes {
-        /// Image of the gateway of this release.
-        gateway_image: String,
-    },
+    Kubernetes(KubernetesTarget),
     /// This machine and this process.
     Local(LocalTarget),
+}
+
+/// Configuration of the operator that plans look at. Values, so that a test can run an operator of another release.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubernetesTarget {
+    /// Release of the operator, as in `build_info`.
+    pub release: String,
+    /// Image of the gateway of this release.
+    pub gateway_image: String,
+    /// Base URLs of the operator's FleetView, separated by commas, as pods reach them.
+    pub fleet_urls: String,
+    /// Topology profiles by name: the built-in ones and those of the configuration.
+    pub profiles: BTreeMap<String, Profile>,
+    /// Supernodes and multi-node workers with a ComputeDomain that may share one NVLink domain; 0 = no limit.
+    pub compute_domains_per_clique: u32,
+    /// Defaults of this release.
+    pub defaults: Defaults,
+}
+
+impl KubernetesTarget {
+    /// As the operator of this release runs without any configuration.
+    pub fn new(gateway_image: impl Into<String>, fleet_urls: impl Into<String>) -> Self {
+        Self {
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            gateway_image: gateway_image.into(),
+            fleet_urls: fleet_urls.into(),
+            profiles: Profile::built_in(),
+            compute_domains_per_clique: 1,
+            defaults: Defaults::default(),
+        }
+    }
 }
 
 /// What the one machine gives.
@@ -48,7 +82,15 @@ impl Target {
     pub fn local(&self) -> Option<&LocalTarget> {
         match self {
             Self::Local(local) => Some(local),
-            Self::Kubernetes { .. } => None,
+            Self::Kubernetes(_) => None,
+        }
+    }
+
+    /// The operator's configuration, if it plans for a cluster.
+    pub fn kubernetes(&self) -> Option<&KubernetesTarget> {
+        match self {
+            Self::Kubernetes(target) => Some(target),
+            Self::Local(_) => None,
         }
     }
 }

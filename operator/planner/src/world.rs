@@ -1,6 +1,7 @@
 //! Everything a plan may look at, at one moment: the only door in.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use deepinfer_crds::{DeepInferCluster, DeepInferPool, ExpertPlacement, Supernode};
 use deepinfer_protocol::AgentId;
@@ -10,6 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use crate::blueprint::Blueprint;
+use crate::nodes::{Apis, Nodes};
 use crate::object::{Key, Kind, Object};
 
 /// What is known of the model's files.
@@ -45,6 +47,17 @@ pub struct AgentWord {
     pub heard: i64,
 }
 
+/// The last write of an object that the API server refused for a reason that a retry does not heal soon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// `QuotaExceeded`, `NameCollision`, `Denied`, `Invalid`.
+    pub reason: String,
+    /// What the API server said.
+    pub message: String,
+    /// When, in seconds since 1970.
+    pub at: i64,
+}
+
 /// One cluster object with its children, at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct World {
@@ -54,8 +67,18 @@ pub struct World {
     pub objects: BTreeMap<Key, Object>,
     /// Last words of agents, by pod name.
     pub agents: BTreeMap<AgentId, AgentWord>,
-    /// The model's files.
+    /// The model's files, where the driver can look at them (local mode); in a cluster agents tell.
     pub model: ModelState,
+    /// Nodes and what runs on them; shared by the worlds of all clusters.
+    pub nodes: Arc<Nodes>,
+    /// What the API server offers.
+    pub apis: Apis,
+    /// The namespace is being deleted: nothing can be created, drains are skipped.
+    pub namespace_terminating: bool,
+    /// The CRDs are older than this operator needs, and what to do about it: nothing is written but status.
+    pub skew: Option<String>,
+    /// Writes that were refused, by object.
+    pub refusals: BTreeMap<Key, Refusal>,
     /// Committed memory of the last plan.
     pub blueprint: Option<Blueprint>,
     /// Wall clock in seconds since 1970, for time stamps and windows of minutes.

@@ -47,6 +47,10 @@ pub(crate) struct DriverOptions {
     pub(crate) waiting_tokens: usize,
     /// As in [`crate::limits::EdgeLimits`].
     pub(crate) write_stall: Duration,
+    /// Of heartbeats with agents.
+    pub(crate) heartbeat: Span,
+    /// Of them missed, until an agent is suspect.
+    pub(crate) missed_heartbeats: u32,
 }
 
 /// What the driver lets others see.
@@ -122,7 +126,11 @@ pub(crate) fn spawn(
     fleet: watch::Receiver<Arc<FleetView>>,
     metrics: Arc<Metrics>,
 ) -> (DriverControl, JoinHandle<()>) {
-    let transport_options = TransportOptions::new(options.name, Peer::Gateway, options.key);
+    let transport_options = TransportOptions {
+        heartbeat: options.heartbeat,
+        missed: options.missed_heartbeats,
+        ..TransportOptions::new(options.name, Peer::Gateway, options.key)
+    };
     let (transport, peers) = Transport::start(transport_options, None);
     let unready = Some("no fleet view has come yet".to_owned());
     let shared = Arc::new(Shared {

@@ -9,6 +9,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use deepinfer_protocol::Span;
+use deepinfer_transport::fleet_client::FleetProbe;
 use deepinfer_transport::{ClusterKey, control_auth};
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode};
@@ -42,6 +43,7 @@ pub(super) struct Edge {
     routes: Router,
     extra_routes: Option<Router>,
     extra_metrics: Option<ExtraMetrics>,
+    fleet_probe: Option<FleetProbe>,
     api: Arc<Api>,
     /// How many ignored fields the metric knows of.
     ignored_seen: AtomicU64,
@@ -74,6 +76,7 @@ impl Edge {
             routes,
             extra_routes: options.extra_routes,
             extra_metrics: options.extra_metrics,
+            fleet_probe: options.fleet_probe,
             api,
             ignored_seen: AtomicU64::new(0),
             access,
@@ -151,7 +154,8 @@ impl Edge {
         let now = self.api.ignored_fields();
         let before = self.ignored_seen.fetch_max(now, Ordering::Relaxed);
         self.metrics.ignored_fields.inc_by(now.saturating_sub(before));
-        let others: Vec<String> = self.extra_metrics.iter().map(|text| text()).collect();
+        let mut others: Vec<String> = self.extra_metrics.iter().map(|text| text()).collect();
+        others.extend(self.fleet_probe.iter().map(|probe| probe.families(&self.name) + "# EOF\n"));
         self.metrics.text(&others)
     }
 

@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use deepinfer_protocol::AgentId;
 use deepinfer_protocol::fleet::FleetView;
+use deepinfer_protocol::{AgentId, Span};
 use deepinfer_serving::gateway::GatewayOptions as RequestOptions;
 use deepinfer_transport::ClusterKey;
+use deepinfer_transport::fleet_client::FleetProbe;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -71,6 +72,12 @@ pub struct GatewayOptions {
     pub salt_secret: [u8; 32],
     /// Merged into `/metrics`.
     pub extra_metrics: Option<ExtraMetrics>,
+    /// How the following of the fleet goes, for metrics.
+    pub fleet_probe: Option<FleetProbe>,
+    /// Interval of heartbeats with agents.
+    pub heartbeat: Span,
+    /// Missed heartbeats after which an agent is suspect.
+    pub missed_heartbeats: u32,
     /// Further paths outside `/v1`, open to everybody who reaches the port.
     pub extra_routes: Option<Router>,
 }
@@ -91,6 +98,9 @@ impl GatewayOptions {
             requests: RequestOptions::default(),
             salt_secret,
             extra_metrics: None,
+            fleet_probe: None,
+            heartbeat: Span::millis(250),
+            missed_heartbeats: 3,
             extra_routes: None,
         }
     }
@@ -176,6 +186,8 @@ pub async fn start(
         requests,
         waiting_tokens: options.limits.waiting_tokens,
         write_stall: options.limits.write_stall,
+        heartbeat: options.heartbeat,
+        missed_heartbeats: options.missed_heartbeats,
     };
     let (control, driver) = driver::spawn(driver_options, inbox, fleet, Arc::clone(&metrics));
 

@@ -134,6 +134,7 @@ mod tests {
             by_step: Vec::new(),
             by_rank: vec![(Rank(0), 19), (Rank(1), 21)],
             busy_ns: Vec::new(),
+            missing: Vec::new(),
             balance: Balance { balancedness: Some(0.952_38), ..Balance::default() },
         }
     }

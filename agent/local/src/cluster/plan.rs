@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use deepinfer_crds::DeepInferCluster;
 use deepinfer_crds::yaml::to_yaml;
-use deepinfer_planner::{Object, Report, World};
+use deepinfer_planner::{Report, World};
 
 use super::args::{PlanArgs, PlanOutput};
 use super::file::ClusterFile;
@@ -89,7 +89,7 @@ fn documents(play: &Rehearsal) -> Result<String> {
     let mut text = String::new();
     for object in play.world.objects.values() {
         let mut value = object.to_value();
-        let (api, kind) = Object::type_meta(object.kind());
+        let (api, kind) = object.type_meta();
         value["apiVersion"] = api.into();
         value["kind"] = kind.into();
         if let Some(map) = value.as_object_mut() {

@@ -127,7 +127,7 @@ mod tests {
             panic!("an agent")
         };
         assert_eq!((args.name.as_str(), args.memory), ("p-0", Some(5 << 20)));
-        assert!(args.data_listen.ip().is_loopback() && args.control_listen.port() == 0);
+        assert!(args.data_address().ip().is_loopback() && args.control_address().port() == 0);
     }
 
     #[test]

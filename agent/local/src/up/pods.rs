@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use deepinfer_agent::{AgentArgs, AgentHandle, AgentOptions, begin};
 use deepinfer_gateway::args::GatewayArgs;
-use deepinfer_gateway::{GatewayError, GatewayHandle, GatewayOptions};
+use deepinfer_gateway::{GatewayError, GatewayHandle};
 use deepinfer_planner::{AgentWord, Key, Kind, Object, World, has_ended};
 use deepinfer_protocol::AgentId;
 use deepinfer_protocol::fleet::FleetView;
@@ -228,16 +228,15 @@ impl Pods {
     }
 
     async fn start_gateway(&mut self, args: GatewayArgs, drain: Duration) -> Result<Live, String> {
-        let (name, mut listen) = (args.name.clone(), args.listen);
+        let mut listen = args.listen_address();
         if let Some(bound) = self.bound.filter(|_| listen.port() == 0) {
             listen = bound;
         }
-        let (api_keys, tls) = (args.api_keys.clone(), args.tls());
-        let model = tokio::task::spawn_blocking(move || args.model().map_err(|error| error.to_string()));
-        let model = model.await.map_err(|error| error.to_string())??;
-        let mut options = GatewayOptions::new(name, listen, model, self.around.key.clone());
-        options.api_keys = api_keys;
-        options.tls = tls;
+        let key = self.around.key.clone();
+        let options =
+            tokio::task::spawn_blocking(move || args.options(key).map_err(|error| error.to_string()));
+        let mut options = options.await.map_err(|error| error.to_string())??;
+        options.listen = listen;
         let agents = Arc::clone(&self.agents);
         options.extra_metrics = Some(Arc::new(move || metrics_of(&agents)));
         let mut patience = if self.hand_over(drain) { HAND_OVER_TRIES } else { 0 };

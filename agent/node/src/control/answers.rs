@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
+use super::supernode;
 use crate::driver::{Core, LoadDetail, lock};
 use crate::engine::faults::{Fault, Faults};
 
@@ -20,6 +21,15 @@ use crate::engine::faults::{Fault, Faults};
 const MAX_BODY_BYTES: usize = 16 << 10;
 /// Time for a call's body.
 const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// Which port was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// Everything.
+    Control,
+    /// Metrics only.
+    Metrics,
+}
 
 /// What answers are made from.
 pub struct ControlState {
@@ -49,9 +59,12 @@ struct Refusal<'a> {
 type Answer = Response<Full<Bytes>>;
 
 /// Answers a call.
-pub async fn answer(state: &ControlState, request: Request<Incoming>) -> Answer {
+pub async fn answer(state: &ControlState, face: Face, request: Request<Incoming>) -> Answer {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
+    if face == Face::Metrics && (path != "/metrics" || parts.method != Method::GET) {
+        return refuse(StatusCode::NOT_FOUND, "this port answers GET /metrics only");
+    }
     if parts.method == Method::GET
         && let Some(answer) = open_answer(state, path)
     {
@@ -77,7 +90,7 @@ pub async fn answer(state: &ControlState, request: Request<Incoming>) -> Answer 
                 Err(late) => refuse(StatusCode::CONFLICT, &late.to_string()),
             }
         }
-        ("GET", "/v1/experts/load") => load(state, query),
+        ("GET", "/v1/experts/load") => load(state, query).await,
         ("POST", "/v1/fault") if state.faults.is_some() => match read::<FaultRequest>(body).await {
             Ok(FaultRequest { rank, fault }) => {
                 state.faults.iter().for_each(|faults| faults.plan(rank, fault));
@@ -95,13 +108,8 @@ pub async fn answer(state: &ControlState, request: Request<Incoming>) -> Answer 
 /// Probes and metrics, which need no key.
 fn open_answer(state: &ControlState, path: &str) -> Option<Answer> {
     match path {
-        "/healthz" => Some(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned())),
-        "/readyz" => Some(match lock(&state.core).readiness() {
-            Ok(()) => text(StatusCode::OK, "text/plain; charset=utf-8", "ready\n".to_owned()),
-            Err(why) => {
-                text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", format!("{why}\n"))
-            }
-        }),
+        "/healthz" => Some(probe(lock(&state.core).health(), "ok")),
+        "/readyz" => Some(probe(lock(&state.core).readiness(), "ready")),
         "/metrics" => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             let metrics = lock(&state.core).metrics_text();
@@ -109,6 +117,14 @@ fn open_answer(state: &ControlState, path: &str) -> Option<Answer> {
         }
         _ => None,
     }
+}
+
+fn probe(result: Result<(), String>, good: &str) -> Answer {
+    let (status, word) = match &result {
+        Ok(()) => (StatusCode::OK, good),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why.as_str()),
+    };
+    text(status, "text/plain; charset=utf-8", format!("{word}\n"))
 }
 
 fn drain(state: &ControlState, asked: &DrainRequest) -> Answer {
@@ -121,15 +137,20 @@ fn drain(state: &ControlState, asked: &DrainRequest) -> Answer {
     json(StatusCode::ACCEPTED, &status)
 }
 
-fn load(state: &ControlState, query: &str) -> Answer {
-    let detail = query.split('&').find_map(|pair| pair.strip_prefix("detail="));
-    let detail = match detail {
+async fn load(state: &ControlState, query: &str) -> Answer {
+    let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    let detail = match value("detail") {
         None | Some("sums") => LoadDetail::Sums,
         Some("steps") => LoadDetail::Steps,
         Some("total") => LoadDetail::Total,
         Some(_) => return refuse(StatusCode::BAD_REQUEST, "detail: expected sums, steps or total"),
     };
-    let report = lock(&state.core).load(detail);
+    let alone = match value("scope") {
+        None | Some("supernode") => false,
+        Some("agent") => true,
+        Some(_) => return refuse(StatusCode::BAD_REQUEST, "scope: expected supernode or agent"),
+    };
+    let report = if alone { lock(&state.core).load(detail) } else { supernode::load(state, detail).await };
     match report {
         Some(report) => json(StatusCode::OK, &report),
         None => refuse(StatusCode::NOT_FOUND, "no window of 100 steps has closed yet; detail=total is there"),

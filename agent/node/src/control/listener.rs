@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::answers::{ControlState, answer};
+use super::answers::{ControlState, Face, answer};
 
 /// Connections at once: an operator, probes, scrapers and people.
 const MAX_CONNECTIONS: usize = 256;
@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 16 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until stopped; then waits for the connections to end, each at once after its present answer.
-pub async fn serve(listener: TcpListener, state: Arc<ControlState>, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, state: Arc<ControlState>, face: Face, stop: CancellationToken) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let tasks = TaskTracker::new();
     loop {
@@ -36,7 +36,7 @@ pub async fn serve(listener: TcpListener, state: Arc<ControlState>, stop: Cancel
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "control port: cannot accept");
+                tracing::warn!(%error, ?face, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -45,7 +45,7 @@ pub async fn serve(listener: TcpListener, state: Arc<ControlState>, stop: Cancel
         let Ok(permit) = connections.clone().try_acquire_owned() else { continue };
         let (state, stop) = (state.clone(), stop.clone());
         tasks.spawn(async move {
-            connection(stream, state, stop).await;
+            connection(stream, state, face, stop).await;
             drop(permit);
         });
     }
@@ -53,11 +53,11 @@ pub async fn serve(listener: TcpListener, state: Arc<ControlState>, stop: Cancel
     tasks.wait().await;
 }
 
-async fn connection(stream: TcpStream, state: Arc<ControlState>, stop: CancellationToken) {
+async fn connection(stream: TcpStream, state: Arc<ControlState>, face: Face, stop: CancellationToken) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let state = state.clone();
-        async move { Ok::<_, std::convert::Infallible>(answer(&state, request).await) }
+        async move { Ok::<_, std::convert::Infallible>(answer(&state, face, request).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER_BYTES);

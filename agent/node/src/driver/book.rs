@@ -23,6 +23,17 @@ pub enum LoadDetail {
     Total,
 }
 
+impl LoadDetail {
+    /// As the control port has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sums => "sums",
+            Self::Steps => "steps",
+            Self::Total => "total",
+        }
+    }
+}
+
 /// See the module.
 pub struct Book {
     counters: Vec<RankCounter>,
@@ -31,7 +42,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// A book of ranks with these experts by layer and slot, all counts 0.
+    /// A book of ranks from `first_rank` on, with these experts by layer and slot, all counts 0.
     ///
     /// # Errors
     /// If a map does not fit the model: a bug.
@@ -39,13 +50,14 @@ impl Book {
         agent: AgentId,
         role: Role,
         supernode: Option<SupernodeId>,
+        first_rank: u16,
         shape: &ModelShape,
         slot_experts: &[Vec<Vec<u32>>],
     ) -> Result<Self, LoadError> {
         let experts = shape.n_routed_experts as u32;
         let load =
             LoadShape { layers: shape.num_hidden_layers, experts, top_k: shape.num_experts_per_tok as u32 };
-        let ranks = (0..slot_experts.len()).map(|rank| Rank(rank as u16));
+        let ranks = (0..slot_experts.len()).map(|rank| Rank(first_rank + rank as u16));
         let role = match role {
             Role::Prefill => LoadRole::Prefill,
             Role::Decode => LoadRole::Decode,

@@ -4,6 +4,7 @@
 //! blocks and slots that it gives away are free when the next step uses them.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use deepinfer_protocol::agent_status::{AgentPhase, Role};
@@ -12,6 +13,7 @@ use deepinfer_protocol::message::{Message, Refusal};
 use deepinfer_protocol::{AgentId, Span, SupernodeId, Time};
 use deepinfer_serving::leader::{LeaderAction, LeaderEvent};
 use deepinfer_serving::node::{EngineEvent, NodeAction, NodeEvent, StepResult};
+use deepinfer_transport::fleet_client::FleetProbe;
 use deepinfer_transport::{PeerEvent, Transport};
 use tokio::sync::watch;
 
@@ -45,6 +47,12 @@ pub struct CoreSetup {
     pub ranks: u16,
     /// Time budget of a worker's step.
     pub chunk: Span,
+    /// Pods of the supernode.
+    pub nodes: u16,
+    /// Whether the other agents of the supernode must have answered before this one is ready.
+    pub fabric: bool,
+    /// How the following of the fleet goes, for metrics.
+    pub probe: Option<FleetProbe>,
     /// Connections.
     pub transport: Transport,
     /// The clock.
@@ -60,7 +68,15 @@ pub struct Core {
     pub(super) setup: CoreSetup,
     pub(super) phase: AgentPhase,
     pub(super) reason: String,
+    /// One word for `reason`, for programs.
+    pub(super) code: &'static str,
     pub(super) failing_since: Option<Time>,
+    /// The engines, or the driver, do not come back: only a new process helps.
+    pub(super) dead: bool,
+    /// A drain that was asked for before there were machines.
+    pub(super) early_drain: Option<Time>,
+    /// The supernode's other agents have answered once.
+    pub(super) fabric_passed: bool,
     closed: bool,
     plan: Option<MachinePlan>,
     pub(super) group: Option<RankGroup>,
@@ -70,6 +86,8 @@ pub struct Core {
     pub(super) fleet: Arc<FleetView>,
     pub(super) engine: String,
     pub(super) kv_epoch: String,
+    /// Of the checkpoint, hex.
+    pub(super) model_digest: String,
     /// Messages to this agent itself.
     local: VecDeque<(AgentId, Message, Arc<[u8]>)>,
     group_events: VecDeque<GroupEvent>,
@@ -92,7 +110,11 @@ impl Core {
         Self {
             phase: AgentPhase::Starting,
             reason: "the checkpoint is being opened".to_owned(),
+            code: "",
             failing_since: None,
+            dead: false,
+            early_drain: None,
+            fabric_passed: false,
             closed: false,
             plan: None,
             group: None,
@@ -102,6 +124,7 @@ impl Core {
             fleet: Arc::default(),
             engine: String::new(),
             kv_epoch: String::new(),
+            model_digest: String::new(),
             local: VecDeque::new(),
             group_events: VecDeque::new(),
             outbox: Vec::new(),
@@ -122,15 +145,24 @@ impl Core {
             return;
         }
         self.group = Some(group);
+        self.model_digest = hex(&plan.weights_digest);
         self.plan = Some(plan);
+        self.code = "";
         self.phase = AgentPhase::Warming;
         self.reason = "engines open and run a first step".to_owned();
     }
 
-    /// It never got so far, or its driver is gone.
-    pub fn give_up(&mut self, reason: String) {
+    /// It did not get so far. `code`: one word, if it may yet heal without a restart.
+    pub fn give_up(&mut self, reason: String, code: &'static str) {
         self.phase = AgentPhase::Failed;
         self.reason = reason;
+        self.code = code;
+    }
+
+    /// Engines or driver do not come back: probes say that the process is to end.
+    pub fn die(&mut self, reason: String) {
+        self.dead = true;
+        self.give_up(reason, "");
     }
 
     /// Lets the engine threads end.
@@ -154,7 +186,10 @@ impl Core {
     pub fn on_peer(&mut self, event: PeerEvent) {
         match event {
             PeerEvent::Frame { from, message, payload } => self.on_message(from, message, payload),
-            PeerEvent::Up { peer, .. } => self.tell_all(&NodeEvent::PeerUp(peer)),
+            PeerEvent::Up { peer, .. } => {
+                self.tell_all(&NodeEvent::PeerUp(peer));
+                self.test_fabric();
+            }
             PeerEvent::Down { peer } => {
                 self.tell_leader(LeaderEvent::PeerLost(peer.clone()));
                 self.tell_all(&NodeEvent::PeerLost(peer));
@@ -182,6 +217,7 @@ impl Core {
         let peers: Vec<_> = others.map(|m| (m.name.clone(), m.data)).collect();
         self.setup.transport.set_peers(&peers);
         self.fleet = view;
+        self.test_fabric();
         let mut out = Vec::new();
         self.leading.follow(self.setup.clock.now(), &self.setup.name, &self.fleet, &mut out);
         self.perform_leader(out);
@@ -294,7 +330,7 @@ impl Core {
             GroupEvent::Failed(reason) => {
                 let now = self.now();
                 let started = self.machines.is_some();
-                self.give_up(reason);
+                self.die(reason);
                 if started {
                     self.failing_since = Some(now);
                     self.tell_all(&NodeEvent::Drain { deadline: now + LAST_DRAIN });
@@ -320,15 +356,19 @@ impl Core {
                 self.book = Some(book);
                 self.phase = AgentPhase::Serving;
                 self.reason.clear();
+                self.test_fabric();
                 if let Some(first) = opened.first() {
                     self.engine.clone_from(&first.description);
                     self.kv_epoch.clone_from(&first.kv_epoch);
                 }
                 self.tell_all(&NodeEvent::Leader(self.leading.leader_of(&self.fleet).cloned()));
+                if let Some(deadline) = self.early_drain.take() {
+                    self.tell_all(&NodeEvent::Drain { deadline });
+                }
                 self.setup.serving.send_replace(true);
             }
             Err(reason) => {
-                self.give_up(reason);
+                self.die(reason);
                 self.setup.failed.send_replace(Some(self.reason.clone()));
             }
         }
@@ -434,4 +474,13 @@ impl Core {
             book.record(rank, step, rows, &result);
         }
     }
+}
+
+/// As digests are written.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }

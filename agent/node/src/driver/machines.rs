@@ -79,6 +79,14 @@ impl Machines {
         }
     }
 
+    /// Numbers of the ranks, in order; none for a worker.
+    pub fn ranks(&self) -> Vec<Rank> {
+        match self {
+            Self::Prefill(_) => Vec::new(),
+            Self::Decode(ranks) => ranks.iter().map(DecodeRank::rank).collect(),
+        }
+    }
+
     /// Where each machine stands.
     pub fn statuses(&self) -> Vec<NodeStatus> {
         match self {
@@ -89,8 +97,7 @@ impl Machines {
 }
 
 fn rank_of(ranks: &[DecodeRank], rank: Rank) -> Target {
-    let index = usize::from(rank.0);
-    if index < ranks.len() { Target::One(index) } else { Target::None }
+    ranks.iter().position(|own| own.rank() == rank).map_or(Target::None, Target::One)
 }
 
 /// The rank that has a sequence parked; the first one if none has, which says so.

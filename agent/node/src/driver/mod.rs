@@ -26,7 +26,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 pub use self::book::{Book, LoadDetail};
-pub use self::core::{Core, CoreSetup};
+pub use self::core::{Core, CoreSetup, hex};
 pub use self::machines::Machines;
 pub use self::view::UndrainTooLate;
 

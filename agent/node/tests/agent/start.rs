@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 
 use deepinfer_agent::{AgentArgs, AgentError, AgentOptions, Progress, start};
+use deepinfer_protocol::Span;
+use deepinfer_protocol::agent_status::{AgentPhase, DrainState};
 
 use crate::fleet::{DEADLINE, Fleet, args, eventually};
 
@@ -18,7 +20,7 @@ async fn a_start_that_cannot_be_names_the_flag() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = format!("--control-listen={}", taken.local_addr().unwrap());
     let text =
-        refusal(AgentArgs { control_listen: taken.local_addr().unwrap(), ..args("prefill", "a", &[]) }).await;
+        refusal(AgentArgs { control_listen: taken.local_addr().ok(), ..args("prefill", "a", &[]) }).await;
     assert!(text.contains("--control-listen") && text.contains(port.split('=').nth(1).unwrap()), "{text}");
     let missing = AgentArgs { checkpoint: "/nonexistent".into(), ..args("prefill", "a", &[]) };
     let text = refusal(missing).await;
@@ -56,4 +58,22 @@ async fn an_agent_that_is_stopped_while_it_starts_ends() {
     let agent = fleet.agent("a");
     agent.stop().await;
     assert!(matches!(agent.ready().await, Err(AgentError::Stopped | AgentError::Failed(_)) | Ok(())));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_that_is_asked_for_while_it_starts_is_kept_and_can_be_taken_back() {
+    let mut fleet = Fleet::new();
+    fleet.add(args("decode", "a", &[])).await;
+    fleet.add(args("decode", "b", &[])).await;
+    let (kept, undone) = (fleet.agent("a"), fleet.agent("b"));
+    assert_eq!(kept.drain(Span::secs(600)).state, DrainState::Drained, "it holds nothing");
+    undone.drain(Span::secs(600));
+    assert_eq!(undone.undrain().unwrap().state, DrainState::Accepting);
+    for agent in [kept, undone] {
+        tokio::time::timeout(DEADLINE, agent.ready()).await.expect("in time").unwrap();
+    }
+    assert_eq!(kept.status().phase, AgentPhase::Drained);
+    assert_eq!(kept.readiness(), Err("draining".to_owned()));
+    assert_eq!(undone.readiness(), Ok(()));
+    fleet.stop().await;
 }

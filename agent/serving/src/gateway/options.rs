@@ -40,6 +40,9 @@ pub struct GatewayTimes {
     /// A leader may be silent for this long before the gateway chooses by itself (DR-5). Named leaders are
     /// replaced after 2 s; requests should not wait for that.
     pub vacancy: Span,
+    /// How long a request that has begun waits while no worker, or no rank, serves at all: for a supernode that is
+    /// rebuilt (E.6). Before its first token the request's own deadline counts.
+    pub resume: Span,
     /// How long a cancel is kept for a peer that might not have got it: the lease, after which nothing is held.
     pub owed: Span,
 }
@@ -82,6 +85,7 @@ impl Default for GatewayTimes {
             backoff: Span::millis(50),
             refused: Span::millis(20),
             vacancy: Span::millis(500),
+            resume: Span::secs(600),
             owed: Span::secs(40),
         }
     }

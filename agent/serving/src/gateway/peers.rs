@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use deepinfer_protocol::agent_status::Role;
 use deepinfer_protocol::fleet::{FleetMember, FleetView, Leader};
 use deepinfer_protocol::message::{Message, Refusal};
 use deepinfer_protocol::{AgentId, Attempt, RequestId, Span, Time};
@@ -30,6 +31,8 @@ pub(super) struct Peers {
     owed: BTreeMap<AgentId, BTreeMap<RequestId, (Attempt, Time)>>,
     prefill_vacant: Option<Time>,
     decode_vacant: Option<Time>,
+    /// Since when nobody serves, by role: prefill, decode.
+    deserted: [Option<Time>; 2],
 }
 
 impl Peers {
@@ -48,6 +51,7 @@ impl Peers {
         }
         self.fleet = Some(fleet);
         self.note_vacancy(now);
+        self.note_deserted(now);
         true
     }
 
@@ -59,11 +63,13 @@ impl Peers {
         }
         self.up.insert(agent);
         self.note_vacancy(now);
+        self.note_deserted(now);
     }
 
     pub(super) fn lost(&mut self, now: Time, agent: &AgentId) {
         self.up.remove(agent);
         self.note_vacancy(now);
+        self.note_deserted(now);
     }
 
     /// The named leader, if it can be reached.
@@ -133,6 +139,19 @@ impl Peers {
             owed.retain(|_, (_, at)| now.since(*at) < lease);
             !owed.is_empty()
         });
+    }
+
+    /// Since when no member of this role could take work.
+    pub(super) fn deserted(&self, which: Which) -> Option<Time> {
+        self.deserted[which as usize]
+    }
+
+    fn note_deserted(&mut self, now: Time) {
+        for (which, role) in [(Which::Prefill, Role::Prefill), (Which::Decode, Role::Decode)] {
+            let served = self.serving().any(|member| member.role == role);
+            let since = &mut self.deserted[which as usize];
+            *since = if served { None } else { since.or(Some(now)) };
+        }
     }
 
     fn note_vacancy(&mut self, now: Time) {

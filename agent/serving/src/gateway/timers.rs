@@ -6,6 +6,7 @@ use deepinfer_protocol::{AgentId, RequestId, Time};
 
 use super::admission::overloaded;
 use super::machine::{End, Gateway};
+use super::peers::Which;
 use super::request::{Ask, Class, Stage};
 use super::resume::Blow;
 use super::{EndedEarly, GatewayAction};
@@ -27,7 +28,7 @@ impl Gateway {
         for id in ids {
             if late {
                 self.end(now, id, End::Early(EndedEarly::Cancelled), out);
-            } else if !self.shed(now, id, out) {
+            } else if !self.shed(now, id, out) && !self.deserted(now, id, out) {
                 self.timer(now, id, out);
             }
         }
@@ -44,6 +45,23 @@ impl Gateway {
         let detail = format!("no worker was free within {} s", waited.0 / 1_000_000_000);
         let why = overloaded(Refusal::Deadline, detail, self.queue_wait);
         self.end(now, id, End::Early(why), out);
+        true
+    }
+
+    /// Ends a request that has begun and that nobody could go on with for too long.
+    fn deserted(&mut self, now: Time, id: RequestId, out: &mut Vec<GatewayAction>) -> bool {
+        let Some(record) = self.records.get(&id).filter(|record| !record.fresh) else { return false };
+        let (which, who) = match &record.stage {
+            Stage::Backoff(_) | Stage::PrefillQueued(_) => (Which::Prefill, "prefill worker"),
+            Stage::Parked { .. } => (Which::Decode, "decode rank"),
+            _ => return false,
+        };
+        let limit = self.options.times.resume;
+        if self.peers.deserted(which).is_none_or(|since| now.since(since) < limit) {
+            return false;
+        }
+        let detail = format!("request {id}: no {who} has served for {} s", limit.0 / 1_000_000_000);
+        self.end(now, id, End::Early(EndedEarly::Failed { detail }), out);
         true
     }
 

@@ -187,6 +187,7 @@ impl LoadLedger {
             by_rank: Vec::new(),
             busy_ns: Vec::new(),
             balance: BalanceSum::new(self.shape.layers).finish(),
+            missing: Vec::new(),
         }
     }
 

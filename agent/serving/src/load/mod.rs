@@ -1,7 +1,8 @@
 //! Which experts the tokens chose: exact counts, folded from the slots where they arrived.
 //!
 //! Every rank has a [`RankCounter`]. It closes a [`RankWindow`] every 100 steps of the supernode; index 0 gives
-//! the windows of all ranks to its [`LoadLedger`], which sums them into reports.
+//! the windows of all ranks to its [`LoadLedger`], which sums them into reports. Where a supernode has several agents,
+//! each with engines of its own, index 0 asks the others and puts the reports together ([`sum_of_agents`]).
 //!
 //! ```text
 //!   engine: arrivals[layer][slot] --> RankCounter --(window)--> LoadLedger --> ExpertLoadReport
@@ -13,6 +14,7 @@
 
 mod balance;
 mod ledger;
+mod supernode;
 mod window;
 
 use deepinfer_protocol::Generation;
@@ -21,6 +23,7 @@ use thiserror::Error;
 
 pub use self::balance::BalanceSum;
 pub use self::ledger::{Detail, LoadLedger, LoadSource};
+pub use self::supernode::sum_of_agents;
 pub use self::window::{CountedStep, RankCounter, RankWindow};
 
 /// The window that a step belongs to; windows of all ranks of a supernode have the same borders.

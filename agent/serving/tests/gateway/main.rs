@@ -2,4 +2,5 @@
 
 mod admission;
 mod flow;
+mod rebuilt;
 mod scripted;

@@ -1,6 +1,6 @@
 //! Children that belong to the whole cluster: identity, keys, network, revisions, gateways.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use deepinfer_crds::names::{label, port};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -43,27 +43,73 @@ pub(crate) fn foundation(step: &mut Step<'_>, resolved: &Resolved) {
     step.ensure(network_policy(name), &owner);
 }
 
-/// Keeps what a revision resolved to; gives the template that is in force: the stored one, if there is one.
-pub(crate) fn revision(step: &mut Step<'_>, made: Template) -> Template {
+/// Keeps what a revision resolved to; gives the template that is in force: the stored one, if there is one. `frozen`:
+/// the one that the pool has now, whatever the spec would make.
+pub(crate) fn revision(step: &mut Step<'_>, made: Template, frozen: Option<Component>) -> Template {
     let owner = step.owner();
-    if let Some(Object::ControllerRevision(stored)) = step.world.get(Kind::ControllerRevision, &made.revision)
+    let stored = |step: &Step<'_>, revision: &str| match step.world.get(Kind::ControllerRevision, revision) {
+        Some(Object::ControllerRevision(stored)) => {
+            let data = stored.data.as_ref().map(|raw| raw.0.clone())?;
+            serde_json::from_value::<Template>(data).ok()
+        }
+        _ => None,
+    };
+    if let Some(component) = frozen
+        && let Some(Object::Pool(pool)) =
+            step.world.get(Kind::Pool, &pool_name(step.cluster_name(), component))
+        && let Some(kept) = stored(step, &pool.spec.revision)
     {
-        let data = stored.data.as_ref().map(|raw| raw.0.clone());
-        return data.and_then(|data| serde_json::from_value(data).ok()).unwrap_or(made);
+        return kept;
     }
-    let count = step.world.of(Kind::ControllerRevision).count();
+    if step.world.get(Kind::ControllerRevision, &made.revision).is_some() {
+        return stored(step, &made.revision).unwrap_or(made);
+    }
+    let all = step.world.of(Kind::ControllerRevision).filter_map(|object| match object {
+        Object::ControllerRevision(stored) => Some(stored.revision),
+        _ => None,
+    });
+    let number = all.max().unwrap_or(0) + 1;
     let object: k8s_openapi::api::apps::v1::ControllerRevision = typed(json!({
         "metadata": {"name": made.revision, "labels": naming::labels(step.cluster_name(), None)},
         "data": made,
-        "revision": count + 1,
+        "revision": number,
     }));
     step.ensure_created(object, &owner);
     made
 }
 
+/// Removes revisions beyond the history limit that nobody uses, the oldest first.
+pub(crate) fn forget_revisions(step: &mut Step<'_>, resolved: &Resolved, current: [&Template; 2]) {
+    let mut used: BTreeSet<String> = current.iter().map(|template| template.revision.clone()).collect();
+    used.extend(step.world.supernodes().map(|sn| sn.spec.revision.clone()));
+    used.extend(step.world.pools().map(|pool| pool.spec.revision.clone()));
+    let uid = step.cluster.metadata.uid.clone();
+    let mut old: Vec<(i64, Object)> = step
+        .world
+        .of(Kind::ControllerRevision)
+        .filter(|object| object.controller_uid() == uid.as_deref() && !used.contains(object.name()))
+        .filter_map(|object| match object {
+            Object::ControllerRevision(stored) => Some((stored.revision, object.clone())),
+            _ => None,
+        })
+        .collect();
+    old.sort_by_key(|(number, _)| *number);
+    let surplus = old.len().saturating_sub(resolved.revision_history as usize);
+    for (_, object) in old.into_iter().take(surplus) {
+        step.delete(&object, "older than the history that is kept");
+    }
+}
+
 /// Plans gateways, their service and their budget.
-pub(crate) fn gateway(step: &mut Step<'_>, resolved: &Resolved) {
+/// `frozen`: the image under which the revision was made.
+pub(crate) fn gateway(step: &mut Step<'_>, resolved: &Resolved, frozen: Option<&str>) {
     let owner = step.owner();
+    let mut resolved = resolved.clone();
+    let named = step.cluster.spec.gateway.as_ref().is_some_and(|gateway| gateway.image.is_some());
+    if let Some(image) = frozen.filter(|_| !named) {
+        resolved.gateway.image = image.to_owned();
+    }
+    let resolved = &resolved;
     let name = pool_name(&resolved.name, Component::Gateway);
     let labels = naming::labels(&resolved.name, Some(Component::Gateway));
     let selector = selector(&resolved.name, Component::Gateway);
@@ -74,7 +120,7 @@ pub(crate) fn gateway(step: &mut Step<'_>, resolved: &Resolved) {
             "replicas": replicas,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": template::gateway(resolved),
+            "template": template::gateway(resolved, &step.world.namespace),
         },
     }));
     step.ensure(deployment, &owner);

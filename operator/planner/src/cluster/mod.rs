@@ -2,6 +2,8 @@
 
 pub(crate) mod children;
 pub(crate) mod defaults;
+pub(crate) mod model;
+pub(crate) mod references;
 pub(crate) mod resolve;
 pub(crate) mod status;
 pub(crate) mod supported;

@@ -3,13 +3,17 @@
 use std::fmt::Display;
 
 use deepinfer_crds::DeepInferCluster;
-use deepinfer_crds::cluster::{Thinking, Vendor};
+use deepinfer_crds::cluster::{
+    ComputeDomainMode, RecoveryMode, SchedulingBackend, SpreadPolicy, Thinking, Vendor,
+};
+use deepinfer_crds::condition::reason;
 use deepinfer_crds::source::SourceUri;
 
-use super::defaults::{self as d, Default};
+use super::defaults::{Default, Defaults};
 use super::supported;
-use crate::report::{Explained, Origin, Report};
+use crate::report::{Explained, Origin, Problem, Report};
 use crate::target::Target;
+use crate::topology::Profile;
 
 /// A cluster with every value decided.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +31,31 @@ pub(crate) struct Resolved {
     pub min_decode: u32,
     pub degraded_after: i64,
     pub suspended: bool,
+    /// How gangs get their nodes; `None` on one machine.
+    pub placing: Option<Placing>,
+    /// Revisions that are kept beside those in use.
+    pub revision_history: u32,
+}
+
+/// How gangs get their nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Placing {
+    pub backend: Option<SchedulingBackend>,
+    pub queue: Option<String>,
+    pub priority_class: Option<String>,
+    /// Seconds from the first bound pod until all must be.
+    pub gang_timeout: i64,
+    /// Seconds without a place after which a person must look.
+    pub unplaceable_after: i64,
+    pub profile_name: String,
+    pub profile: Profile,
+    pub compute_domain: Option<ComputeDomainMode>,
+    /// Most ComputeDomains of one NVLink domain; 0 = no limit.
+    pub per_clique: u32,
+    /// Two supernodes of the pool never share a domain.
+    pub spread_required: bool,
+    /// Base URLs of the FleetView, as pods reach them.
+    pub fleet_urls: String,
 }
 
 /// What is served.
@@ -37,6 +66,8 @@ pub(crate) struct Model {
     /// Folder inside the engine's container.
     pub path: String,
     pub source: Source,
+    /// Digest that the checkpoint must have, from `source.revision`.
+    pub digest: Option<String>,
 }
 
 /// Where the folder comes from.
@@ -51,29 +82,43 @@ pub(crate) enum Source {
 /// The prefill pool.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prefill {
-    pub replicas: u32,
-    pub accelerators: u32,
     pub chunk_budget_ms: u32,
     pub args: Vec<String>,
-    pub drain_seconds: u32,
+    /// Shape and life of a worker; one pod is a Deployment's, more are a gang.
+    pub life: Life,
 }
 
 /// The decode pool.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decode {
-    pub replicas: u32,
-    pub nodes: u32,
-    pub ranks_per_node: u32,
     pub extra_slots: u32,
+    /// Shape and life of a supernode.
+    pub life: Life,
+}
+
+/// Shape and life of the members of a pool.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Life {
+    pub replicas: u32,
+    /// Pods of a member.
+    pub nodes: u32,
+    /// Ranks of a pod.
+    pub ranks_per_node: u32,
+    /// Accelerators that a pod asks for.
+    pub accelerators: u32,
     pub startup_deadline: i64,
     pub min_ready: i64,
     pub drain_seconds: u32,
     pub max_surge: u32,
     pub max_unavailable: u32,
+    pub surge_timeout: i64,
+    pub recovery: RecoveryMode,
     pub max_restarts: u32,
     pub backoff: i64,
     pub max_backoff: i64,
     pub reset_after: i64,
+    pub node_lost_grace: i64,
+    pub terminating_timeout: i64,
 }
 
 /// The gateways.
@@ -93,8 +138,13 @@ pub(crate) fn resolve(cluster: &DeepInferCluster, target: &Target, report: &mut 
     let (refused, ignored) = supported::check(spec, target);
     report.refused.extend(refused);
     report.ignored.extend(ignored);
-    let mut resolver = Resolver { report, target };
+    let d = target.kubernetes().map_or_else(Defaults::default, |target| target.defaults.clone());
+    let mut resolver = Resolver { report, target, d: d.clone() };
     let suspended = spec.operation.as_ref().and_then(|o| o.suspend).unwrap_or(false);
+    let placing = match target {
+        Target::Kubernetes(_) => Some(resolver.placing(cluster)?),
+        Target::Local(_) => None,
+    };
     let resolved = Resolved {
         name: cluster.metadata.name.clone().unwrap_or_default(),
         vendor: spec.accelerator.vendor,
@@ -105,15 +155,21 @@ pub(crate) fn resolve(cluster: &DeepInferCluster, target: &Target, report: &mut 
         prefill: resolver.prefill(cluster, suspended),
         decode: resolver.decode(cluster, suspended),
         gateway: resolver.gateway(cluster, suspended),
-        min_prefill: resolver.availability(cluster, "minPrefill", d::MIN_PREFILL, |a| a.min_prefill),
-        min_decode: resolver.availability(cluster, "minDecode", d::MIN_DECODE, |a| a.min_decode),
+        min_prefill: resolver.availability(cluster, "minPrefill", d.min_prefill, |a| a.min_prefill),
+        min_decode: resolver.availability(cluster, "minDecode", d.min_decode, |a| a.min_decode),
         degraded_after: i64::from(resolver.availability(
             cluster,
             "degradedAfterSeconds",
-            d::DEGRADED_AFTER,
+            d.degraded_after,
             |a| a.degraded_after_seconds,
         )),
         suspended,
+        placing,
+        revision_history: resolver.pick(
+            "spec.revisionHistoryLimit",
+            spec.revision_history_limit,
+            d.revision_history,
+        ),
     };
     report.refused.is_empty().then_some(resolved)
 }
@@ -121,6 +177,7 @@ pub(crate) fn resolve(cluster: &DeepInferCluster, target: &Target, report: &mut 
 struct Resolver<'a> {
     report: &'a mut Report,
     target: &'a Target,
+    d: Defaults,
 }
 
 impl Resolver<'_> {
@@ -195,20 +252,76 @@ impl Resolver<'_> {
         let path = self.target.local().map_or(path, |local| local.model_path.clone());
         self.explain("spec.model.name", &model.name, Origin::Spec);
         self.explain("spec.model.source.uri", &model.source.uri, Origin::Spec);
-        Some(Model { name: model.name.clone(), aliases: model.aliases.clone(), path, source })
+        let digest = model.source.revision.clone();
+        Some(Model { name: model.name.clone(), aliases: model.aliases.clone(), path, source, digest })
+    }
+
+    /// `None` if the profile is not known; the report says so.
+    fn placing(&mut self, cluster: &DeepInferCluster) -> Option<Placing> {
+        let target = self.target.kubernetes()?;
+        let spec = &cluster.spec;
+        let per_node = self.per_node(cluster);
+        let scheduling = spec.scheduling.clone().unwrap_or_default();
+        let path = "spec.accelerator.topologyProfile";
+        let profile_name = match &spec.accelerator.topology_profile {
+            Some(name) => {
+                self.explain(path, name, Origin::Spec);
+                name.clone()
+            }
+            None => {
+                let name = Profile::default_name(spec.accelerator.vendor, per_node);
+                let from = "spec.accelerator.vendor and acceleratorsPerNode".to_owned();
+                self.explain(path, &name, Origin::Derived(from));
+                name.to_owned()
+            }
+        };
+        let Some(profile) = target.profiles.get(&profile_name) else {
+            let known: Vec<&str> = target.profiles.keys().map(String::as_str).collect();
+            let message =
+                format!("there is no profile {profile_name:?}: the operator knows {}", known.join(", "));
+            self.report.refused.push(Problem {
+                path: path.to_owned(),
+                reason: reason::INVALID_SPEC,
+                message,
+            });
+            return None;
+        };
+        let (gang, unplaceable) = (self.d.gang_timeout, self.d.unplaceable_after);
+        let spread = spec.decode.spread.as_ref().and_then(|spread| spread.policy);
+        Some(Placing {
+            backend: scheduling.backend,
+            queue: scheduling.queue,
+            priority_class: scheduling.priority_class_name,
+            gang_timeout: i64::from(self.pick(
+                "spec.scheduling.gangTimeoutSeconds",
+                scheduling.gang_timeout_seconds,
+                gang,
+            )),
+            unplaceable_after: i64::from(self.pick(
+                "spec.scheduling.unplaceableAfterSeconds",
+                scheduling.unplaceable_after_seconds,
+                unplaceable,
+            )),
+            profile_name,
+            profile: profile.clone(),
+            compute_domain: spec.accelerator.compute_domain,
+            per_clique: target.compute_domains_per_clique,
+            spread_required: spread == Some(SpreadPolicy::Require),
+            fleet_urls: target.fleet_urls.clone(),
+        })
     }
 
     fn per_node(&mut self, cluster: &DeepInferCluster) -> u32 {
         let cpu = cluster.spec.accelerator.vendor == Vendor::Cpu;
-        let default = if cpu { d::CPU_PER_NODE } else { d::ACCELERATORS_PER_NODE };
+        let default = if cpu { self.d.cpu_per_node } else { self.d.accelerators_per_node };
         let given = cluster.spec.accelerator.accelerators_per_node;
         self.pick("spec.accelerator.acceleratorsPerNode", given, default)
     }
 
     fn prefill(&mut self, cluster: &DeepInferCluster, suspended: bool) -> Prefill {
         let spec = &cluster.spec.prefill;
-        let mut replicas = self.pick("spec.prefill.replicas", spec.replicas, d::REPLICAS);
-        let nodes = self.pick("spec.prefill.nodesPerWorker", spec.nodes_per_worker, d::NODES_PER_WORKER);
+        let mut replicas = self.pick("spec.prefill.replicas", spec.replicas, self.d.replicas);
+        let nodes = self.pick("spec.prefill.nodesPerWorker", spec.nodes_per_worker, self.d.nodes_per_worker);
         let accelerators = self.per_node(cluster);
         if let Some(local) = self.target.local() {
             let limit = local.max_prefill;
@@ -217,21 +330,39 @@ impl Resolver<'_> {
             self.cap("spec.prefill.nodesPerWorker", nodes, 1, "a worker is one engine with one rank");
         }
         let cpu = self.target.local().is_some() || cluster.spec.accelerator.vendor == Vendor::Cpu;
-        let budget = if cpu { d::CPU_CHUNK_BUDGET_MS } else { d::CHUNK_BUDGET_MS };
+        let budget = if cpu { self.d.cpu_chunk_budget_ms } else { self.d.chunk_budget_ms };
         let drain = spec.drain.as_ref().and_then(|drain| drain.timeout_seconds);
+        let nodes = if self.target.local().is_some() { 1 } else { nodes };
+        let d = self.d.clone();
         Prefill {
-            replicas: if suspended { 0 } else { replicas },
-            accelerators,
             chunk_budget_ms: self.pick("spec.prefill.chunkBudgetMs", spec.chunk_budget_ms, budget),
             args: spec.overrides.as_ref().map(|o| o.engine_args.clone()).unwrap_or_default(),
-            drain_seconds: self.pick("spec.prefill.drain.timeoutSeconds", drain, d::DRAIN_TIMEOUT),
+            life: Life {
+                replicas: if suspended { 0 } else { replicas },
+                nodes,
+                ranks_per_node: 1,
+                accelerators,
+                startup_deadline: i64::from(d.startup_deadline.value),
+                min_ready: 0,
+                drain_seconds: self.pick("spec.prefill.drain.timeoutSeconds", drain, d.drain_timeout),
+                max_surge: d.max_surge.value,
+                max_unavailable: d.max_unavailable.value,
+                surge_timeout: i64::from(d.surge_timeout.value),
+                recovery: RecoveryMode::Auto,
+                max_restarts: d.max_restarts.value,
+                backoff: i64::from(d.backoff.value),
+                max_backoff: i64::from(d.max_backoff.value),
+                reset_after: i64::from(d.reset_after.value),
+                node_lost_grace: i64::from(d.node_lost_grace.value),
+                terminating_timeout: i64::from(d.terminating_timeout.value),
+            },
         }
     }
 
     fn decode(&mut self, cluster: &DeepInferCluster, suspended: bool) -> Decode {
         let spec = &cluster.spec.decode;
         let shape = &spec.supernode;
-        let mut replicas = self.pick("spec.decode.replicas", spec.replicas, d::REPLICAS);
+        let mut replicas = self.pick("spec.decode.replicas", spec.replicas, self.d.replicas);
         let per_node = shape.accelerators_per_node.unwrap_or_else(|| self.per_node(cluster));
         let (mut nodes, mut ranks_per_node) = (shape.nodes, per_node);
         self.explain("spec.decode.supernode.nodes", &nodes, Origin::Spec);
@@ -270,69 +401,87 @@ impl Resolver<'_> {
         let recovery = spec.recovery.clone().unwrap_or_default();
         let drain = spec.drain.as_ref().and_then(|drain| drain.timeout_seconds);
         let slots = spec.experts.as_ref().and_then(|experts| experts.extra_slots_per_rank);
-        let extra_slots = self.pick("spec.decode.experts.extraSlotsPerRank", slots, d::EXTRA_SLOTS);
-        let min_ready = if self.target.local().is_some() { d::LOCAL_MIN_READY } else { d::MIN_READY };
+        let extra_slots = self.pick("spec.decode.experts.extraSlotsPerRank", slots, self.d.extra_slots);
+        let min_ready = if self.target.local().is_some() { self.d.local_min_ready } else { self.d.min_ready };
         let at = |field: &str| format!("spec.decode.{field}");
-        Decode {
+        let extra_slots = if ranks > 1 { extra_slots } else { 0 };
+        let life = Life {
             replicas: if suspended { 0 } else { replicas },
             nodes,
             ranks_per_node,
-            extra_slots: if ranks > 1 { extra_slots } else { 0 },
+            accelerators: per_node,
+            surge_timeout: i64::from(self.pick(
+                &at("rollout.surgeTimeoutSeconds"),
+                rollout.surge_timeout_seconds,
+                self.d.surge_timeout,
+            )),
+            recovery: recovery.mode.unwrap_or(RecoveryMode::Auto),
+            node_lost_grace: i64::from(self.pick(
+                &at("recovery.nodeLostGraceSeconds"),
+                recovery.node_lost_grace_seconds,
+                self.d.node_lost_grace,
+            )),
+            terminating_timeout: i64::from(self.pick(
+                &at("recovery.terminatingTimeoutSeconds"),
+                recovery.terminating_timeout_seconds,
+                self.d.terminating_timeout,
+            )),
             startup_deadline: i64::from(self.pick(
                 &at("supernode.startupDeadlineSeconds"),
                 shape.startup_deadline_seconds,
-                d::STARTUP_DEADLINE,
+                self.d.startup_deadline,
             )),
             min_ready: i64::from(self.pick(
                 &at("supernode.minReadySeconds"),
                 shape.min_ready_seconds,
                 min_ready,
             )),
-            drain_seconds: self.pick(&at("drain.timeoutSeconds"), drain, d::DRAIN_TIMEOUT),
-            max_surge: self.pick(&at("rollout.maxSurge"), rollout.max_surge, d::MAX_SURGE),
+            drain_seconds: self.pick(&at("drain.timeoutSeconds"), drain, self.d.drain_timeout),
+            max_surge: self.pick(&at("rollout.maxSurge"), rollout.max_surge, self.d.max_surge),
             max_unavailable: self.pick(
                 &at("rollout.maxUnavailable"),
                 rollout.max_unavailable,
-                d::MAX_UNAVAILABLE,
+                self.d.max_unavailable,
             ),
-            max_restarts: self.pick(&at("recovery.maxRestarts"), recovery.max_restarts, d::MAX_RESTARTS),
+            max_restarts: self.pick(&at("recovery.maxRestarts"), recovery.max_restarts, self.d.max_restarts),
             backoff: i64::from(self.pick(
                 &at("recovery.backoffSeconds"),
                 recovery.backoff_seconds,
-                d::BACKOFF,
+                self.d.backoff,
             )),
             max_backoff: i64::from(self.pick(
                 &at("recovery.maxBackoffSeconds"),
                 recovery.max_backoff_seconds,
-                d::MAX_BACKOFF,
+                self.d.max_backoff,
             )),
             reset_after: i64::from(self.pick(
                 &at("recovery.resetAfterSeconds"),
                 recovery.reset_after_seconds,
-                d::RESET_AFTER,
+                self.d.reset_after,
             )),
-        }
+        };
+        Decode { extra_slots, life }
     }
 
     fn gateway(&mut self, cluster: &DeepInferCluster, suspended: bool) -> Gateway {
         let spec = cluster.spec.gateway.clone().unwrap_or_default();
         let local = self.target.local().is_some();
-        let default = if local { d::LOCAL_GATEWAY_REPLICAS } else { d::GATEWAY_REPLICAS };
+        let default = if local { self.d.local_gateway_replicas } else { self.d.gateway_replicas };
         let mut replicas = self.pick("spec.gateway.replicas", spec.replicas, default);
         if local {
-            replicas = self.cap("spec.gateway.replicas", replicas, 1, d::LOCAL_GATEWAY_REPLICAS.why);
+            replicas = self.cap("spec.gateway.replicas", replicas, 1, self.d.local_gateway_replicas.why);
         }
         let thinking = spec.default_thinking.map(|thinking| thinking == Thinking::On);
         let (image, listen) = match self.target {
-            Target::Kubernetes { gateway_image } => {
-                (spec.image.unwrap_or_else(|| gateway_image.clone()), "0.0.0.0:8000".to_owned())
+            Target::Kubernetes(target) => {
+                (spec.image.unwrap_or_else(|| target.gateway_image.clone()), "0.0.0.0:8000".to_owned())
             }
             Target::Local(local) => ("this binary".to_owned(), local.listen.clone()),
         };
         Gateway {
             replicas: if suspended { 0 } else { replicas },
             image,
-            default_thinking: self.pick("spec.gateway.defaultThinking", thinking, d::THINKING),
+            default_thinking: self.pick("spec.gateway.defaultThinking", thinking, self.d.thinking),
             listen,
             tls_secret: spec.tls_secret_name.filter(|_| !local),
             api_keys_secret: spec.api_keys_secret_name.filter(|_| !local),

@@ -1,16 +1,20 @@
 //! Status of a cluster: computed anew from the world in each plan; nothing in it moves by itself.
 
-use deepinfer_crds::cluster::{ClusterStatus, ClusterSummary, Pause, Phase, PoolSummary, WaitingFor};
+use deepinfer_crds::cluster::{
+    ClusterStatus, ClusterSummary, Pause, Phase, PoolSummary, UnavailableReason, WaitingFor,
+};
 use deepinfer_crds::condition::{self, Truth, kind, reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 
+use deepinfer_crds::names::port;
+
 use super::resolve::Resolved;
-use super::template::Template;
 use crate::apply::time;
 use crate::naming::{Component, pool_name};
 use crate::object::{Kind, Object};
 use crate::pool::objects::Counts;
+use crate::pool::supernodes::Outcome;
 use crate::report::{Problem, Waiting};
 use crate::step::Step;
 use crate::target::Target;
@@ -22,23 +26,51 @@ const MAX_WAITING: usize = 10;
 /// What the other steps came to.
 pub(crate) struct Facts<'a> {
     pub resolved: &'a Resolved,
-    pub prefill: (&'a Template, Counts),
-    pub decode: (&'a Template, Counts),
-    /// A person must look.
-    pub exhausted: Option<String>,
+    pub target: &'a Target,
+    pub prefill: Outcome,
+    pub decode: Outcome,
+    pub revision: String,
+    pub kv_epoch: String,
+    /// Names of the spec that are missing; what runs is kept as it was.
+    pub missing: Vec<Problem>,
+}
+
+impl<'a> Facts<'a> {
+    /// Nothing is known yet.
+    pub fn new(resolved: &'a Resolved, target: &'a Target) -> Self {
+        Self {
+            resolved,
+            target,
+            prefill: Outcome::default(),
+            decode: Outcome::default(),
+            revision: String::new(),
+            kv_epoch: String::new(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// Why a person must look.
+    fn stalled(&self) -> Option<(&'static str, String)> {
+        if let Some(first) = self.missing.first() {
+            let lines: Vec<String> =
+                self.missing.iter().map(|p| format!("{}: {}", p.path, p.message)).collect();
+            return Some((first.reason, lines.join("; ")));
+        }
+        self.decode.stalled.clone().or_else(|| self.prefill.stalled.clone())
+    }
 }
 
 /// Plans the status of a cluster whose spec is followed.
-pub(crate) fn write(step: &mut Step<'_>, facts: &Facts<'_>, target: &Target) {
+pub(crate) fn write(step: &mut Step<'_>, facts: &Facts<'_>) {
     let mut status = begin(step);
-    let gateways = gateways(step, facts.resolved);
-    let (prefill, decode) = (facts.prefill.1, facts.decode.1);
+    let resolved = facts.resolved;
+    let gateways = gateways(step, resolved);
+    let (prefill, decode) = (facts.prefill.counts, facts.decode.counts);
     let now = time(step.world.now);
     let generation = step.cluster.metadata.generation;
-    let set = |list: &mut Vec<Condition>, kind: &str, holds: bool, reason: &str, message: &str| {
+    let set = |list: &mut Vec<Condition>, kind: &str, holds: bool, (reason, message): (&str, &str)| {
         condition::set(list, (kind, Truth::from(holds)), (reason, message), generation, &now);
     };
-    let resolved = facts.resolved;
     let whole = |c: &Counts| c.available >= c.desired;
     // Some run under an older revision, or leave.
     let mixed = decode.replicas > decode.updated || prefill.replicas > prefill.updated || decode.draining > 0;
@@ -55,10 +87,11 @@ pub(crate) fn write(step: &mut Step<'_>, facts: &Facts<'_>, target: &Target) {
     } else if !whole(&prefill) || !whole(&decode) {
         let never = !condition::is_true(&status.conditions, kind::AVAILABLE);
         (false, if never { reason::CREATING } else { reason::CAPACITY_BELOW_DESIRED })
+    } else if decode.desired == 0 && prefill.desired == 0 {
+        (true, reason::SCALED_TO_ZERO)
     } else {
         (true, reason::SERVING)
     };
-    let why = if ready { reason::SERVING } else { why };
     let message = format!(
         "prefill {}/{}, decode {}/{}, gateway {}/{}",
         prefill.available,
@@ -72,57 +105,39 @@ pub(crate) fn write(step: &mut Step<'_>, facts: &Facts<'_>, target: &Target) {
     let available =
         prefill.available >= resolved.min_prefill && decode.available >= resolved.min_decode && gateway_up;
     let word = if available { reason::MINIMUM_AVAILABLE } else { reason::BELOW_MINIMUM };
-    set(list, kind::READY, ready, why, &message);
-    set(list, kind::AVAILABLE, available, word, &message);
-    set(list, kind::MODEL_READY, model.0, &model.1, &model.2);
-    set(
-        list,
-        kind::PREFILL_READY,
-        whole(&prefill),
-        if whole(&prefill) { reason::READY } else { reason::NOT_READY },
-        "",
-    );
-    set(
-        list,
-        kind::DECODE_READY,
-        whole(&decode),
-        if whole(&decode) { reason::READY } else { reason::NOT_READY },
-        "",
-    );
-    set(
-        list,
-        kind::GATEWAY_READY,
-        gateway_up,
-        if gateway_up { reason::READY } else { reason::NOT_READY },
-        "",
-    );
-    let stalled = facts.exhausted.as_deref();
-    let (stall, text) = (
-        if stalled.is_some() { reason::RETRIES_EXHAUSTED } else { reason::PROGRESSING },
-        stalled.unwrap_or(""),
-    );
-    set(list, kind::STALLED, stalled.is_some(), stall, text);
+    let part = |holds: bool| (if holds { reason::READY } else { reason::NOT_READY }, "");
+    set(list, kind::READY, ready, (why, &message));
+    set(list, kind::AVAILABLE, available, (word, &message));
+    set(list, kind::MODEL_READY, model.0, (&model.1, &model.2));
+    set(list, kind::PREFILL_READY, whole(&prefill), part(whole(&prefill)));
+    set(list, kind::DECODE_READY, whole(&decode), part(whole(&decode)));
+    set(list, kind::GATEWAY_READY, gateway_up, part(gateway_up));
+    let stalled = facts.stalled();
+    let (stall, text) =
+        stalled.as_ref().map_or((reason::PROGRESSING, ""), |(why, text)| (*why, text.as_str()));
+    set(list, kind::STALLED, stalled.is_some(), (stall, text));
     let busy = !ready && !resolved.suspended;
-    let doing = if decode.draining > 0 {
-        reason::DRAINING
-    } else if mixed {
-        reason::ROLLING_OUT
-    } else {
-        reason::CREATING
-    };
-    set(list, kind::RECONCILING, busy, if busy { doing } else { reason::IDLE }, "");
+    let doing = doing(facts, mixed);
+    set(list, kind::RECONCILING, busy, (if busy { doing } else { reason::IDLE }, ""));
+    topology(step, facts, list, generation, &now);
     degraded(list, resolved, generation, step.world.now, ready);
     paused(step, list, generation, &now);
     ignored(&step.report.ignored, list, generation, &now);
 
     status.phase = Some(phase(list, resolved));
-    status.revision = Some(facts.decode.0.revision.clone());
-    status.kv_epoch = Some(facts.decode.0.kv_epoch.clone());
-    status.backend = Some(if target.local().is_some() { "Local" } else { "Builtin" }.to_owned());
-    status.url = Some(match target {
+    status.revision = Some(facts.revision.clone());
+    status.kv_epoch = Some(facts.kv_epoch.clone());
+    status.backend = match facts.target {
+        Target::Local(_) => Some("Local".to_owned()),
+        Target::Kubernetes(_) => {
+            facts.decode.backend.map(|backend| format!("{backend:?}")).or(status.backend)
+        }
+    };
+    status.url = Some(match facts.target {
         Target::Local(local) => format!("http://{}", local.listen),
-        Target::Kubernetes { .. } => {
-            format!("http://{}.{}:8000", pool_name(&resolved.name, Component::Gateway), step.world.namespace)
+        Target::Kubernetes(_) => {
+            let gateway = pool_name(&resolved.name, Component::Gateway);
+            format!("http://{gateway}.{}:{}", step.world.namespace, port::GATEWAY)
         }
     });
     status.summary = Some(ClusterSummary {
@@ -135,9 +150,50 @@ pub(crate) fn write(step: &mut Step<'_>, facts: &Facts<'_>, target: &Target) {
             u32::from(prefill.updated >= prefill.desired) + u32::from(decode.updated >= decode.desired)
         )),
     });
-    status.pools =
-        vec![pool(resolved, Component::Decode, decode), pool(resolved, Component::Prefill, prefill)];
+    status.pools = vec![
+        pool(resolved, Component::Decode, &facts.decode),
+        pool(resolved, Component::Prefill, &facts.prefill),
+    ];
     finish(step, status);
+}
+
+/// What a cluster that is not ready is busy with.
+fn doing(facts: &Facts<'_>, mixed: bool) -> &'static str {
+    let decode = &facts.decode;
+    let has = |phase: &str| decode.reasons.contains_key(phase);
+    if decode.counts.draining > 0 {
+        reason::DRAINING
+    } else if mixed {
+        reason::ROLLING_OUT
+    } else if has("Placing") || has("Pending") {
+        reason::PLACING
+    } else {
+        reason::CREATING
+    }
+}
+
+/// Whether the nodes can form the domains that the spec needs.
+fn topology(
+    step: &Step<'_>,
+    facts: &Facts<'_>,
+    list: &mut Vec<Condition>,
+    generation: Option<i64>,
+    now: &Time,
+) {
+    if facts.target.local().is_some() {
+        return;
+    }
+    let found = facts.decode.topology.as_ref().or(facts.prefill.topology.as_ref());
+    let (truth, word, message) = match found {
+        Some((word, message)) => (Truth::False, word.as_str(), message.as_str()),
+        None if step.world.nodes.unreadable => (
+            Truth::Unknown,
+            reason::NODES_UNREADABLE,
+            "the operator may not read nodes: the scheduler decides",
+        ),
+        None => (Truth::True, reason::FOUND, ""),
+    };
+    condition::set(list, (kind::TOPOLOGY_AVAILABLE, truth), (word, message), generation, now);
 }
 
 /// Plans the status of a cluster whose spec cannot be followed: nothing is created, what runs goes on.
@@ -193,7 +249,10 @@ fn finish(step: &mut Step<'_>, mut status: ClusterStatus) {
     step.status(key, json!(status));
 }
 
-fn pool(resolved: &Resolved, component: Component, counts: Counts) -> PoolSummary {
+fn pool(resolved: &Resolved, component: Component, outcome: &Outcome) -> PoolSummary {
+    let counts = outcome.counts;
+    let reason =
+        |(reason, count): (&String, &u32)| UnavailableReason { reason: reason.clone(), count: *count };
     PoolSummary {
         name: pool_name(&resolved.name, component),
         role: component.as_str().to_owned(),
@@ -201,7 +260,7 @@ fn pool(resolved: &Resolved, component: Component, counts: Counts) -> PoolSummar
         ready: counts.ready,
         available: counts.available,
         updated: counts.updated,
-        unavailable_reasons: Vec::new(),
+        unavailable_reasons: outcome.reasons.iter().map(reason).collect(),
     }
 }
 
@@ -217,10 +276,10 @@ fn gateways(step: &Step<'_>, resolved: &Resolved) -> (u32, u32) {
 }
 
 fn model(step: &Step<'_>) -> (bool, String, String) {
-    match &step.world.model {
+    match super::model::state(step.world) {
         ModelState::Unknown => (true, reason::FOUND.to_owned(), "the engines check it".to_owned()),
         ModelState::Ready { digest } => (true, reason::FOUND.to_owned(), format!("digest {digest}")),
-        ModelState::Failed { reason, message } => (false, reason.clone(), message.clone()),
+        ModelState::Failed { reason, message } => (false, reason, message),
     }
 }
 

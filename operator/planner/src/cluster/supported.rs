@@ -74,7 +74,9 @@ impl Notes {
         }
         let source = &spec.model.source;
         let used = "only remote sources read it";
-        self.ignore(source.revision.is_some(), "spec.model.source.revision", used);
+        let local = target.local().is_some();
+        let digest = "one machine does not compare the digest yet";
+        self.ignore(local && source.revision.is_some(), "spec.model.source.revision", digest);
         self.ignore(
             source.credentials_secret_name.is_some(),
             "spec.model.source.credentialsSecretName",
@@ -125,7 +127,8 @@ impl Notes {
                 "loads are counted, placements do not move yet",
             );
         }
-        if let Some(recovery) = &decode.recovery {
+        let local = target.local().is_some();
+        if let Some(recovery) = decode.recovery.as_ref().filter(|_| local) {
             let at = |field: &str| format!("spec.decode.recovery.{field}");
             let rebuilt = "a lost supernode is rebuilt at once";
             self.ignore(recovery.mode.is_some(), &at("mode"), rebuilt);
@@ -161,11 +164,6 @@ impl Notes {
             "spec.engine.config",
             "no key is known; use engine.extraArgs",
         );
-        self.ignore(
-            spec.revision_history_limit.is_some(),
-            "spec.revisionHistoryLimit",
-            "history is kept whole",
-        );
     }
 
     fn rollout(&mut self, path: &str, rollout: Option<&Rollout>) {
@@ -179,7 +177,8 @@ impl Notes {
         self.ignore(rollout.max_surge.is_some(), &at("maxSurge"), why);
         self.ignore(rollout.max_unavailable.is_some(), &at("maxUnavailable"), why);
         self.ignore(rollout.prefer_surge.is_some(), &at("preferSurge"), why);
-        self.ignore(rollout.surge_timeout_seconds.is_some(), &at("surgeTimeoutSeconds"), why);
+        let decode = path == "spec.decode.rollout";
+        self.ignore(!decode && rollout.surge_timeout_seconds.is_some(), &at("surgeTimeoutSeconds"), why);
         self.ignore(rollout.progress_deadline_seconds.is_some(), &at("progressDeadlineSeconds"), why);
     }
 

@@ -11,7 +11,7 @@ use crate::action::{Action, AgentCall};
 use crate::object::{Kind, Object};
 use crate::step::Step;
 use crate::supernode::drain;
-use crate::supernode::phase::see;
+use crate::supernode::phase::{Patience, see};
 
 /// Plans the way down.
 pub(crate) fn plan(step: &mut Step<'_>) {
@@ -22,16 +22,19 @@ pub(crate) fn plan(step: &mut Step<'_>) {
     let operation = step.cluster.spec.operation.clone().unwrap_or_default();
     let forced =
         meta.annotations.as_ref().and_then(|a| a.get(annotation::FORCE_DELETE)).is_some_and(|v| v == "true");
+    // In a namespace that goes nothing can be waited for: its pods are being deleted already.
+    let forced = forced || step.world.namespace_terminating;
     let immediate = forced || operation.deletion_policy == Some(DeletionPolicy::Immediate);
-    let timeout = operation.deletion_timeout_seconds.unwrap_or(defaults::DELETION_TIMEOUT.value);
+    let timeout =
+        operation.deletion_timeout_seconds.unwrap_or(defaults::Defaults::default().deletion_timeout.value);
     let asked = meta.deletion_timestamp.as_ref().map_or(step.world.now, |t| t.0.as_second());
     let left = (asked + i64::from(timeout) - step.world.now).clamp(0, i64::from(timeout));
     let seconds = if immediate { 0 } else { u32::try_from(left).unwrap_or(0) };
 
     let supernodes: Vec<Supernode> = step.world.supernodes().cloned().collect();
     for supernode in &supernodes {
-        let seen = see(step.world, supernode, i64::MAX);
-        if supernode.spec.drain.is_some() {
+        let seen = see(step.world, supernode, Patience::ENDLESS);
+        if supernode.spec.drain.is_some() && !forced {
             drain::follow(step, supernode, &seen);
         } else if seconds > 0 && seen.serves() {
             drain::begin(step, supernode, seconds, "ClusterDeleted");

@@ -3,16 +3,17 @@
 use deepinfer_crds::cluster::{Drain, HandoffMode, Recovery, Rollout};
 use deepinfer_crds::condition::{self, Truth, kind, reason};
 use deepinfer_crds::names::label;
-use deepinfer_crds::pool::DeepInferPoolSpec;
+use deepinfer_crds::pool::{DeepInferPoolSpec, Quarantined};
 use deepinfer_crds::{DeepInferPool, PoolMode, PoolRole, PoolStatus};
 use serde_json::json;
 
+use crate::action::{Action, EventKind};
 use crate::apply::time;
 use crate::cluster::children::meta;
 use crate::cluster::resolve::Resolved;
 use crate::cluster::template::Template;
 use crate::naming::{self, Component, pool_name};
-use crate::object::{Kind, Object};
+use crate::object::{Key, Kind, Object};
 use crate::step::Step;
 
 /// Replicas of a pool by what they do.
@@ -34,17 +35,14 @@ pub(crate) fn ensure(
     template: &Template,
 ) -> Option<DeepInferPool> {
     let decode = component == Component::Decode;
-    let (replicas, drain) = if decode {
-        (resolved.decode.replicas, resolved.decode.drain_seconds)
-    } else {
-        (resolved.prefill.replicas, resolved.prefill.drain_seconds)
-    };
-    let d = &resolved.decode;
+    let d = if decode { &resolved.decode.life } else { &resolved.prefill.life };
+    let (replicas, drain) = (d.replicas, d.drain_seconds);
     let name = pool_name(&resolved.name, component);
     let spec = DeepInferPoolSpec {
         cluster_name: resolved.name.clone(),
         role: if decode { PoolRole::Decode } else { PoolRole::Prefill },
-        replicas: Some(replicas),
+        // Written by the one who decides it, under another field manager.
+        replicas: None,
         mode: PoolMode::Fixed,
         min_replicas: replicas,
         max_replicas: replicas,
@@ -70,14 +68,47 @@ pub(crate) fn ensure(
     pool.metadata = meta(&name, Some(naming::labels(&resolved.name, Some(component))));
     let owner = step.owner();
     step.ensure(pool, &owner);
-    match step.world.get(Kind::Pool, &name) {
-        Some(Object::Pool(pool)) => Some(pool.clone()),
-        _ => None,
+    let Some(Object::Pool(pool)) = step.world.get(Kind::Pool, &name) else {
+        // It is filled in the plan after the one that makes it.
+        step.actions.push(Action::Replicas { key: Key::new(Kind::Pool, name), replicas });
+        return None;
+    };
+    if pool.controller_owner().is_none_or(|uid| uid != owner.uid) {
+        return None;
+    }
+    if pool.spec.replicas != Some(replicas) {
+        let key = Key::new(Kind::Pool, name);
+        // The bounds are ours alone: if they already say the number, the spec did not change.
+        if pool.spec.replicas.is_some() && pool.spec.max_replicas == replicas {
+            let note =
+                format!("replicas were changed on the pool and are set back to {replicas}: edit the cluster");
+            step.event(key.clone(), EventKind::Warning, "DriftCorrected", note);
+        }
+        step.actions.push(Action::Replicas { key, replicas });
+    }
+    Some(pool.clone())
+}
+
+/// UID of an object's controller.
+trait ControllerOwner {
+    fn controller_owner(&self) -> Option<&str>;
+}
+
+impl ControllerOwner for DeepInferPool {
+    fn controller_owner(&self) -> Option<&str> {
+        let owners = self.metadata.owner_references.as_deref().unwrap_or_default();
+        owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
     }
 }
 
 /// Plans a pool's status.
-pub(crate) fn status(step: &mut Step<'_>, pool: &DeepInferPool, counts: Counts, why: &str) {
+pub(crate) fn status(
+    step: &mut Step<'_>,
+    pool: &DeepInferPool,
+    counts: Counts,
+    why: &str,
+    quarantine: Vec<Quarantined>,
+) {
     let name = pool.metadata.name.clone().unwrap_or_default();
     let generation = pool.metadata.generation;
     let now = time(step.world.now);
@@ -90,6 +121,7 @@ pub(crate) fn status(step: &mut Step<'_>, pool: &DeepInferPool, counts: Counts, 
     status.draining_replicas = Some(counts.draining);
     status.effective_replicas = Some(counts.desired);
     status.selector = Some(format!("{}={name},{}=true", label::POOL, label::LEAD));
+    status.quarantine = quarantine;
     let ready = counts.available >= counts.desired && counts.updated >= counts.desired;
     let word = if ready { reason::READY } else { reason::NOT_READY };
     condition::set(&mut status.conditions, (kind::READY, Truth::from(ready)), (word, why), generation, &now);

@@ -13,6 +13,15 @@ use crate::naming::{self, Component, pool_name};
 use crate::object::{Kind, Object};
 use crate::step::Step;
 
+/// Takes the Deployments away when workers have become gangs.
+pub(crate) fn remove(step: &mut Step<'_>, pool: &DeepInferPool) {
+    let ours = |object: &&Object| object.controller_uid() == pool.metadata.uid.as_deref();
+    let old: Vec<Object> = step.world.of(Kind::Deployment).filter(ours).cloned().collect();
+    for object in old {
+        step.delete(&object, "workers have several pods now");
+    }
+}
+
 /// Plans the workers; gives how many there are.
 pub(crate) fn plan(
     step: &mut Step<'_>,
@@ -28,7 +37,7 @@ pub(crate) fn plan(
     chosen.insert(label::KV_EPOCH.to_owned(), template.kv_epoch.clone());
     let mut pod = template.pod.clone();
     pod["metadata"]["labels"][label::LEAD] = json!("true");
-    let replicas = resolved.prefill.replicas;
+    let replicas = resolved.prefill.life.replicas;
     let deployment: Deployment = typed(json!({
         "metadata": {"name": name, "labels": labels},
         "spec": {
@@ -71,6 +80,6 @@ pub(crate) fn plan(
         let key = Object::from(pool.clone()).key();
         step.wait(&key, "Creating", 0, why.clone());
     }
-    objects::status(step, pool, counts, &why);
+    objects::status(step, pool, counts, &why, Vec::new());
     counts
 }

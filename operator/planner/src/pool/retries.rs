@@ -69,6 +69,8 @@ mod tests {
             revision: "r".into(),
             reason: String::new(),
             message: String::new(),
+            node: None,
+            domain: None,
         }
     }
 

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use deepinfer_protocol::message::{Failure, Message};
-use deepinfer_protocol::{AgentId, Attempt, RequestId, Span, Time};
+use deepinfer_protocol::{AgentId, Attempt, Rank, RequestId, Span, Time};
 
 use self::figures::State;
 pub use self::options::RankOptions;
@@ -99,6 +99,11 @@ impl DecodeRank {
             NodeEvent::Tick => self.on_time(now, out),
         }
         self.report(now, out);
+    }
+
+    /// Its number in the supernode.
+    pub fn rank(&self) -> Rank {
+        self.options.rank
     }
 
     /// Whether a sequence of this request is parked here: its fetches go to this rank.

@@ -9,7 +9,7 @@ use crate::batch::BLOCK_TOKENS;
 pub struct RankOptions {
     /// The agent's name, which holders and gateways know it by.
     pub name: AgentId,
-    /// The rank at this agent.
+    /// The rank, counted over the whole supernode.
     pub rank: Rank,
     /// State slots of the engine.
     pub slots: u32,

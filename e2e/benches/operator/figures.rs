@@ -1,0 +1,76 @@
+//! Reading figures: the operator's metrics, its CPU time, the machine's name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+/// Ticks of the kernel's CPU accounting in a second, on every Linux of today.
+const TICKS: f64 = 100.0;
+
+/// The middle one.
+pub fn median(mut values: Vec<Duration>) -> Duration {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// CPU time that a process has used, in seconds.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(11) + ticks(12)) / TICKS
+}
+
+/// One line about the machine.
+pub fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap_or("0 kB");
+    let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+    format!("{cores} cores ({}), {} GiB", model.trim_start_matches([' ', '\t', ':']), kib >> 20)
+}
+
+/// The samples of one scrape.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics(BTreeMap<String, f64>);
+
+impl Metrics {
+    /// Reads the text form.
+    pub fn read(text: &str) -> Self {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let sample = |line: &str| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        Self(lines.filter_map(sample).collect())
+    }
+
+    /// The sum over all samples of a metric whose labels contain the text.
+    pub fn sum(&self, name: &str, labels: &str) -> f64 {
+        let of_it = |key: &&String| {
+            key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
+        };
+        self.0.iter().filter(|(key, _)| of_it(key) && key.contains(labels)).map(|(_, value)| value).sum()
+    }
+
+    /// A quantile of a histogram since an earlier scrape, as the upper bound of its bucket, in seconds.
+    pub fn quantile(&self, name: &str, q: f64, before: &Self) -> f64 {
+        let bucket = format!("{name}_bucket");
+        let mut bounds: BTreeMap<u64, f64> = BTreeMap::new();
+        for (key, value) in self.0.iter().filter(|(key, _)| key.starts_with(&bucket)) {
+            let Some(bound) = key.split("le=\"").nth(1).and_then(|rest| rest.split('"').next()) else {
+                continue;
+            };
+            let bound: f64 = bound.parse().unwrap_or(f64::INFINITY);
+            let gone = before.0.get(key).copied().unwrap_or(0.0);
+            // Positive floats keep their order as bits.
+            *bounds.entry(bound.to_bits()).or_default() += value - gone;
+        }
+        let total = bounds.values().next_back().copied().unwrap_or(0.0);
+        let found = bounds.iter().find(|(_, count)| **count >= q * total);
+        found.map_or(0.0, |(bits, _)| f64::from_bits(*bits))
+    }
+}

@@ -1,0 +1,210 @@
+//! What is measured.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use deepinfer_controlplane::Operator;
+use futures_util::{StreamExt, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams, WatchEvent, WatchParams};
+use serde_json::json;
+
+use crate::World;
+use crate::args::Args;
+use crate::figures::{Metrics, cpu_seconds, median};
+use crate::world::{cluster, is_ready};
+
+const RECONCILE: &str = "deepinfer_operator_reconcile_duration_seconds";
+const WRITES: &str = "deepinfer_operator_api_writes_total";
+const POLL: Duration = Duration::from_millis(100);
+
+/// Apply to all pods of a supernode of 16 nodes with 8 accelerators created, and to Ready; the median of some.
+pub async fn supernode(args: &Args) -> Result<()> {
+    let world = World::start(args, 18, 8, 18).await?;
+    let (mut created, mut ready, mut writes) = (Vec::new(), Vec::new(), 0.0);
+    for n in 0..args.repeat {
+        let name = format!("s{n}");
+        let spec = cluster(&name, 1, 16, 8);
+        let params = WatchParams::default().labels("deepinfer.io/supernode");
+        let version = world.pods().list(&ListParams::default()).await?.metadata.resource_version;
+        let mut watch = Box::pin(world.pods().watch(&params, &version.unwrap_or_default()).await?);
+        let before = metrics(&world.operator).await?;
+        let began = Instant::now();
+        world.apply(&spec).await?;
+        let mut pods = BTreeSet::new();
+        while pods.len() < 16 {
+            let event = tokio::time::timeout(args.limit(), watch.next()).await?.context("the watch ended")?;
+            if let WatchEvent::Added(pod) = event? {
+                pods.insert(Pod::name_any(&pod));
+            }
+        }
+        created.push(began.elapsed());
+        eprintln!("  run {n}: all pods created after {:.3} s", began.elapsed().as_secs_f64());
+        wait_ready(&world, 1, args.limit()).await?;
+        ready.push(began.elapsed());
+        writes = metrics(&world.operator).await?.sum(WRITES, "") - before.sum(WRITES, "");
+        world.clusters().delete(&name, &DeleteParams::default()).await?;
+        wait_gone(&world, args.limit()).await?;
+    }
+    println!("supernode of 128 accelerators (16 nodes of 8), median of {}:", args.repeat);
+    println!("  apply to all 16 pods created  {:>8.3} s (goal 1 s)", median(created).as_secs_f64());
+    println!("  apply to cluster Ready        {:>8.3} s (minReadySeconds 0)", median(ready).as_secs_f64());
+    println!("  API writes of the operator    {writes:>8.0}");
+    Ok(())
+}
+
+/// One point: so many clusters from nothing to Ready, then at rest, then one change.
+pub async fn curve(args: &Args, clusters: usize) -> Result<()> {
+    let nodes = clusters * (args.supernodes * 2 + 1) + 4;
+    let world = World::start(args, nodes, 4, 18).await?;
+    let before = metrics(&world.operator).await?;
+    let began = Instant::now();
+    let apply = stream::iter(0..clusters).map(|n| {
+        let (spec, world) = (cluster(&format!("c{n:04}"), args.supernodes, 2, 4), &world);
+        async move { world.apply(&spec).await }
+    });
+    apply.buffer_unordered(8).collect::<Vec<_>>().await.into_iter().collect::<Result<()>>()?;
+    let reached = wait_ready(&world, clusters, args.limit()).await;
+    let took = began.elapsed();
+    let after = metrics(&world.operator).await?;
+    let pods = world.pods().list_metadata(&ListParams::default()).await?.items.len();
+    let writes = after.sum(WRITES, "") - before.sum(WRITES, "");
+    let p95 = after.quantile(RECONCILE, 0.95, &before);
+    println!(
+        "{clusters:>4} clusters {:>5} supernodes {pods:>6} pods {nodes:>5} nodes: {:>7.1} s{}  reconcile p95 <= {:>6.3} s  \
+         {writes:>6.0} writes  operator {:>4} MiB (kwok {})",
+        clusters * args.supernodes,
+        took.as_secs_f64(),
+        if reached.is_ok() { " to Ready" } else { " NOT READY" },
+        p95,
+        world.operator.memory() >> 20,
+        world.nodes.memory() >> 20,
+    );
+    if let Err(error) = reached {
+        println!("       {error:#}");
+        return Ok(());
+    }
+    at_rest(args, &world).await?;
+    changes(args, &world).await
+}
+
+/// CPU and writes of an operator that has nothing to do.
+async fn at_rest(args: &Args, world: &World) -> Result<()> {
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (cpu, before) = (cpu_seconds(world.operator.pid()), metrics(&world.operator).await?);
+    tokio::time::sleep(Duration::from_secs(args.idle_seconds)).await;
+    let used = (cpu_seconds(world.operator.pid()) - cpu) / args.idle_seconds as f64;
+    let writes = metrics(&world.operator).await?.sum(WRITES, "") - before.sum(WRITES, "");
+    println!(
+        "       at rest for {} s: {:.1} % of a core, {writes:.0} writes; start to ready again {:.1} s",
+        args.idle_seconds,
+        used * 100.0,
+        restart_time(args, world).await?.as_secs_f64(),
+    );
+    Ok(())
+}
+
+/// How long a second replica takes to be ready with all of this in its caches.
+async fn restart_time(args: &Args, world: &World) -> Result<Duration> {
+    let began = Instant::now();
+    let follower = Operator::start(&world.plane, World::options(args, &world.agents)).await?;
+    follower.wait_ready(args.limit()).await?;
+    Ok(began.elapsed())
+}
+
+/// Writes of the operator for one small edit and for the loss of one pod.
+async fn changes(args: &Args, world: &World) -> Result<()> {
+    let mut spec = cluster("c0000", args.supernodes, 2, 4);
+    spec["spec"]["gateway"]["replicas"] = json!(2);
+    let before = metrics(&world.operator).await?;
+    world.apply(&spec).await?;
+    wait_named_ready(world, "c0000", args.limit()).await?;
+    let edited = metrics(&world.operator).await?;
+    let list = ListParams::default().labels("deepinfer.io/cluster=c0000,deepinfer.io/node-index=0");
+    let pods = world.pods().list(&list).await?.items;
+    let lost = pods.first().context("no supernode has a pod")?;
+    let supernode = lost.labels().get("deepinfer.io/supernode").cloned().unwrap_or_default();
+    world.pods().delete(&lost.name_any(), &DeleteParams::default().grace_period(0)).await?;
+    let began = Instant::now();
+    let gone = ListParams::default().labels(&format!("deepinfer.io/supernode={supernode}"));
+    while !world.pods().list_metadata(&gone).await?.items.is_empty() {
+        ensure!(began.elapsed() < args.limit(), "the supernode is not replaced");
+        tokio::time::sleep(POLL).await;
+    }
+    wait_named_ready(world, "c0000", args.limit()).await?;
+    let took = began.elapsed();
+    let after = metrics(&world.operator).await?;
+    println!(
+        "       one more gateway: {:.0} writes; loss of a pod: {:.0} writes, Ready again after {:.1} s",
+        edited.sum(WRITES, "") - before.sum(WRITES, ""),
+        after.sum(WRITES, "") - edited.sum(WRITES, ""),
+        took.as_secs_f64(),
+    );
+    Ok(())
+}
+
+/// From the death of a leader to the next one, with the default lease; the median of some.
+pub async fn failover(args: &Args) -> Result<()> {
+    let world = World::start(args, 4, 4, 4).await?;
+    let mut leader = world.operator;
+    let mut times = Vec::new();
+    for _ in 0..args.repeat.min(3) {
+        let follower = Operator::start(&world.plane, World::options(args, &world.agents)).await?;
+        follower.wait_ready(args.limit()).await?;
+        leader.kill9();
+        let began = Instant::now();
+        follower.wait_leading(args.limit()).await?;
+        times.push(began.elapsed());
+        leader = follower;
+    }
+    println!(
+        "fail-over after kill -9 with the default lease: {:.1} s (goal 20 s)",
+        median(times).as_secs_f64()
+    );
+    Ok(())
+}
+
+async fn metrics(operator: &Operator) -> Result<Metrics> {
+    Ok(Metrics::read(&operator.metrics_text().await?))
+}
+
+async fn wait_ready(world: &World, count: usize, within: Duration) -> Result<()> {
+    let deadline = Instant::now() + within;
+    loop {
+        let all = world.clusters().list(&ListParams::default()).await?.items;
+        let ready = all.iter().filter(|cluster| is_ready(cluster)).count();
+        if ready >= count {
+            return Ok(());
+        }
+        let waits = all
+            .iter()
+            .find(|cluster| !is_ready(cluster))
+            .map(|cluster| &cluster.data["status"]["conditions"]);
+        ensure!(Instant::now() < deadline, "{ready} of {count} clusters are Ready; one says {waits:?}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+async fn wait_named_ready(world: &World, name: &str, within: Duration) -> Result<()> {
+    let deadline = Instant::now() + within;
+    while !is_ready(&world.clusters().get(name).await?) {
+        ensure!(Instant::now() < deadline, "{name} is not Ready");
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+async fn wait_gone(world: &World, within: Duration) -> Result<()> {
+    let deadline = Instant::now() + within;
+    loop {
+        let clusters = world.clusters().list_metadata(&ListParams::default()).await?.items.len();
+        let pods = world.pods().list_metadata(&ListParams::default()).await?.items.len();
+        if clusters + pods == 0 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{clusters} clusters and {pods} pods are left");
+        tokio::time::sleep(POLL).await;
+    }
+}
