@@ -19,6 +19,7 @@ pub mod pool;
 pub mod schema;
 pub mod source;
 pub mod supernode;
+pub mod table;
 pub mod yaml;
 
 pub use cluster::{ClusterStatus, DeepInferCluster, DeepInferClusterSpec};

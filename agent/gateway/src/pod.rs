@@ -3,15 +3,12 @@
 use std::process::ExitCode;
 
 use deepinfer_transport::pod::signals::EndSignals;
-use deepinfer_transport::pod::{self, PodError, logs};
+use deepinfer_transport::pod::{self, PodError, process};
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{GatewayArgs, ModelFilesError};
 use crate::server::{GatewayError, start};
-
-/// Exit code for wrong flags, as clap has it.
-const USAGE: u8 = 2;
 
 /// Why the process ends with an error.
 #[derive(Debug, Error)]
@@ -30,31 +27,15 @@ enum EndError {
     AtOnce,
 }
 
+impl process::EndError for EndError {
+    fn is_usage(&self) -> bool {
+        matches!(self, Self::Pod(error) if error.is_usage())
+    }
+}
+
 /// Runs until the end of the process.
 pub fn run(args: GatewayArgs) -> ExitCode {
-    if let Err(error) = logs::begin(&args.pod) {
-        eprintln!("error: {error}");
-        return USAGE.into();
-    }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            tracing::error!(%error, "the gateway does not start: no threads");
-            return ExitCode::FAILURE;
-        }
-    };
-    let ended = runtime.block_on(serve(args));
-    runtime.shutdown_background();
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(error = error.to_string(), "the gateway has failed");
-            match error {
-                EndError::Pod(error) if error.is_usage() => USAGE.into(),
-                _ => ExitCode::FAILURE,
-            }
-        }
-    }
+    process::run(&args.pod.clone(), "gateway", serve(args))
 }
 
 async fn serve(args: GatewayArgs) -> Result<(), EndError> {

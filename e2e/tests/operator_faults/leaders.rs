@@ -37,7 +37,6 @@ fn writes() -> On {
 /// OP-112: the leader hangs for longer than its lease. The other one takes over; when the first wakes up it writes
 /// nothing and ends with 1.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
 fn a_leader_that_hangs_ends_and_there_is_never_a_second_plan() {
     run("OP-112", async |rig: Rig| {
         let [(old, old_proxy), (new, new_proxy)] = two(&rig).await?;
@@ -62,7 +61,6 @@ fn a_leader_that_hangs_ends_and_there_is_never_a_second_plan() {
 
 /// OP-112, the hard case: the leader hangs in the middle of its plan, with a write on its way.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
 fn a_leader_that_hangs_in_the_middle_of_a_plan_makes_no_object_twice() {
     run("OP-112 in a plan", async |rig: Rig| {
         let [(old, old_proxy), (new, new_proxy)] = two(&rig).await?;
@@ -88,7 +86,6 @@ fn a_leader_that_hangs_in_the_middle_of_a_plan_makes_no_object_twice() {
 
 /// A leader that is killed is replaced within its lease, and one that is asked to end gives the lease up at once.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
 fn the_follower_takes_over() {
     run("fail-over", async |rig: Rig| {
         let [(first, _first_proxy), (second, _second_proxy)] = two(&rig).await?;

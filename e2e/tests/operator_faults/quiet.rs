@@ -9,14 +9,15 @@ use serde_json::json;
 
 use super::rig::{Rig, cluster, run, until};
 
-/// Shortened resync, and how many of them must be silent.
+/// Shortened resync, and how many of them must be silent: longer than an agent may be silent, and shorter than the pause
+/// between two questions to most agents.
 const RESYNC: Duration = Duration::from_secs(1);
-const RESYNCS: u32 = 10;
+const RESYNCS: u32 = 35;
 
 /// OP-043, OP-044: twenty clusters in one namespace, resynced again and again: no write, no delete, no Service that
 /// comes and goes.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
+#[ignore = "one of many that take minutes together: run with -- --ignored"]
 fn twenty_clusters_at_rest_cost_no_write() {
     run("OP-043, OP-044", async |mut rig: Rig| {
         let resync = format!("--resync-seconds={}", RESYNC.as_secs());
@@ -59,11 +60,9 @@ fn twenty_clusters_at_rest_cost_no_write() {
         let times = after - before;
         ensure!(times >= 20.0 * f64::from(RESYNCS) / 2.0, "only {times} reconciles: were they resynced?");
         println!("  {times} reconciles, 0 writes");
-        ensure!(
-            rig.proxy.count(&On::verbs(&[Verb::Get, Verb::List])) < 20,
-            "reads: {:?}",
-            rig.proxy.counts()
-        );
+        // Service accounts may be read and not watched: each look costs one read of each.
+        let reads = rig.proxy.log(&On::verbs(&[Verb::Get, Verb::List]).not("serviceaccounts"));
+        ensure!(reads.is_empty(), "{} reads with nothing to change: {:#?}", reads.len(), reads.first());
         Ok(())
     });
 }

@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Name of the cluster of every test.
 pub const CLUSTER: &str = "c";
 /// Pretend nodes: two domains of eight nodes with four accelerators.
-const NODES: usize = 16;
+pub const NODES: usize = 16;
 
 /// The operator's default.
 const LEASE_NAME: &str = "deepinfer-operator";
@@ -69,9 +69,13 @@ pub fn run<F: Future<Output = Result<()>>>(name: &str, test: impl FnOnce(Rig) ->
         forget_lease(&rig.client).await?;
         let left = (rig.client.clone(), rig.namespace.clone());
         let result = test(rig).await;
+        if let Err(error) = &result {
+            // Now, in case cleaning up goes wrong too.
+            println!("{}\n{name}: {error:#}", last_log(stage.plane.folder()));
+        }
         stage.agents.forget_scripts();
         // The next test wants the nodes for itself.
-        let cleaned = clean(left.0, &left.1).await.context("cleaning up");
+        let cleaned = clean(stage.plane, left.0, &left.1).await.context("cleaning up");
         result.and(cleaned)
     });
     println!("{name}: {:.1} s", began.elapsed().as_secs_f64());
@@ -80,11 +84,16 @@ pub fn run<F: Future<Output = Result<()>>>(name: &str, test: impl FnOnce(Rig) ->
     }
 }
 
+/// Name of a pretend node.
+pub fn node_name(n: usize) -> String {
+    format!("pretend-{n:02}")
+}
+
 async fn stage() -> Result<Option<Stage>> {
     let Some(plane) = deepinfer_controlplane::shared().await else { return Ok(None) };
     install::all(plane).await?;
     let node = |n: usize| {
-        NodeSpec::new(format!("pretend-{n:02}"))
+        NodeSpec::new(node_name(n))
             .label("nvidia.com/gpu.clique", format!("rack-{}", n / 8))
             .resource("nvidia.com/gpu", "4")
     };
@@ -105,22 +114,59 @@ async fn forget_lease(client: &Client) -> Result<()> {
     }
 }
 
+/// The end of the log of the last operator.
+fn last_log(folder: &std::path::Path) -> String {
+    const LINES: usize = 200;
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let logs = files.filter(|file| {
+        let name = file.file_name().to_string_lossy().into_owned();
+        name.starts_with("operator-") && name.contains("log")
+    });
+    let last = logs.max_by_key(|file| file.metadata().and_then(|meta| meta.modified()).ok());
+    let Some(last) = last else { return format!("no log in {}", folder.display()) };
+    let text = std::fs::read_to_string(last.path()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
+}
+
+/// What has gone by itself meanwhile is no error.
+fn there<T>(answer: kube::Result<T>) -> Result<()> {
+    match answer {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => Ok(other.map(|_| ())?),
+    }
+}
+
 /// Removes a namespace with everything in it, without the help of an operator.
-async fn clean(client: Client, namespace: &str) -> Result<()> {
+async fn clean(plane: &ControlPlane, client: Client, namespace: &str) -> Result<()> {
+    // The operator's objects may be written by it and by administrators of the system.
+    let mut config = kube::Config::from_custom_kubeconfig(
+        kube::config::Kubeconfig::read_from(plane.kubeconfig()?)?,
+        &kube::config::KubeConfigOptions::default(),
+    )
+    .await?;
+    config.auth_info.impersonate = Some("cleaner".to_owned());
+    config.auth_info.impersonate_groups =
+        Some(vec!["system:masters".to_owned(), rbac::ADMINS_GROUP.to_owned()]);
+    let admin = Client::try_from(config)?;
     for kind in ["DeepInferCluster", "Supernode"] {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("deepinfer.io", "v1alpha1", kind));
-        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+        let api: Api<DynamicObject> = Api::namespaced_with(admin.clone(), namespace, &resource);
         for object in api.list(&ListParams::default()).await?.items {
             let name = object.name_any();
-            // It may go by itself meanwhile.
-            let _ = api.delete(&name, &DeleteParams::default()).await;
+            there(api.delete(&name, &DeleteParams::default()).await)?;
             let free = json!({"metadata": {"finalizers": null}});
-            let _ = api.patch(&name, &PatchParams::default(), &Patch::Merge(free)).await;
+            there(api.patch(&name, &PatchParams::default(), &Patch::Merge(free)).await)?;
         }
     }
     let namespaces: Api<Namespace> = Api::all(client);
     let _ = namespaces.delete(namespace, &DeleteParams::default()).await;
-    until(PATIENCE, async || Ok(namespaces.get_opt(namespace).await?.is_none().then_some(()))).await
+    let mut last = None;
+    let gone = until(PATIENCE, async || {
+        last = namespaces.get_opt(namespace).await?;
+        Ok(last.is_none().then_some(()))
+    });
+    gone.await.with_context(|| format!("{namespace} stays: {:#?}", last.and_then(|n| n.status?.conditions)))
 }
 
 impl Rig {
@@ -140,6 +186,8 @@ impl Rig {
             format!("--watch-namespace={}", self.namespace),
             format!("--agent-proxy={}", self.agents.address()),
             "--request-timeout-seconds=2".to_owned(),
+            // As a Service has it: the same for every replica and after each restart. Pretend pods do not ask there.
+            "--fleet-url=http://127.0.0.1:1".to_owned(),
         ]);
         options
     }
@@ -256,9 +304,13 @@ pub fn cluster(name: &str, decode: u32) -> Value {
     })
 }
 
+/// Ready, and nothing is on its way.
 fn is_ready(status: &Value) -> bool {
-    let conditions = status["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+    let is = |kind: &str, word: &str| {
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        conditions.any(|c| c["type"] == kind && c["status"] == word)
+    };
+    is("Ready", "True") && !is("Reconciling", "True")
 }
 
 /// Asks again and again until there is an answer.

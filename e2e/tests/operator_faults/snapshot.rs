@@ -1,14 +1,15 @@
 //! Everything that a cluster consists of, without what differs from run to run: random parts of names, times, addresses.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use serde_json::Value;
+use tokio::time::Instant;
 
-use super::rig::Rig;
+use super::rig::{PATIENCE, Rig, until};
 
 /// Kinds that a cluster's children have; `kubectl get all` with ours.
 const KINDS: &[(&str, &str, &str)] = &[
@@ -25,6 +26,36 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("networking.k8s.io", "v1", "NetworkPolicy"),
     ("policy", "v1", "PodDisruptionBudget"),
 ];
+
+/// What is there once it has not changed for a while.
+pub async fn settled(rig: &Rig) -> Result<Vec<String>> {
+    const STILL: Duration = Duration::from_secs(2);
+    let (mut last, mut since) = (take(rig).await?, Instant::now());
+    until(PATIENCE, async || {
+        let now = take(rig).await?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        Ok((since.elapsed() >= STILL).then(|| last.clone()))
+    })
+    .await
+}
+
+/// Waits until everything is as `expected`.
+pub async fn reaches(rig: &Rig, station: &str, expected: &[String]) -> Result<()> {
+    let mut last = Vec::new();
+    let reached = until(PATIENCE, async || {
+        last = take(rig).await?;
+        Ok((last == expected).then_some(()))
+    });
+    reached.await.with_context(|| {
+        let only = |a: &[String], b: &[String]| -> Vec<String> {
+            a.iter().filter(|line| !b.contains(line)).cloned().collect()
+        };
+        let (more, less) = (only(&last, expected), only(expected, &last));
+        format!("{station}: there is {more:#?}, without faults there was {less:#?}")
+    })
+}
 
 /// One line for each object, in order. What Kubernetes itself puts into every namespace is left out.
 pub async fn take(rig: &Rig) -> Result<Vec<String>> {
@@ -51,36 +82,21 @@ fn line(kind: &str, object: &DynamicObject, supernodes: &[String]) -> Option<Str
     if matches!((kind, name), ("ConfigMap", "kube-root-ca.crt") | ("ServiceAccount", "default")) {
         return None;
     }
-    // Pods of a Deployment have names of Kubernetes' own making.
-    let name = match object.metadata.generate_name.as_deref() {
-        Some(prefix) if kind == "Pod" => prefix.rsplit_once('-').map_or(prefix, |(start, _)| start),
-        _ => name,
+    let labels = object.metadata.labels.clone().unwrap_or_default();
+    // Pods of a Deployment have names of Kubernetes' own making: deployment, hash of the template, five letters.
+    let mut name = match labels.get("pod-template-hash") {
+        Some(hash) => name.split(&format!("-{hash}")).next().unwrap_or_default().to_owned(),
+        None => name.to_owned(),
     };
-    let mut name = without_hash(name);
     for supernode in supernodes {
         name = name.replace(supernode, "SUPERNODE");
     }
     let status = &object.data["status"];
-    let labels: BTreeMap<_, _> = object.metadata.labels.clone().unwrap_or_default();
     let role = labels.get("app.kubernetes.io/component").cloned().unwrap_or_default();
     let going = if object.metadata.deletion_timestamp.is_some() { " going" } else { "" };
     let phase = status["phase"].as_str().unwrap_or_default();
     let restarts = status["restarts"].as_i64().or_else(|| status["restartCount"].as_i64()).unwrap_or(0);
     Some(format!("{kind} {name} {role} {phase} ready={} restarts={restarts}{going}", ready(status)))
-}
-
-/// Deployments of prefill pools carry the kv-epoch, which is the same in each run; the hash of a ReplicaSet is not.
-fn without_hash(name: &str) -> String {
-    match name.rsplit_once('-') {
-        Some((start, hash))
-            if hash.len() >= 8
-                && hash.bytes().all(|b| b.is_ascii_alphanumeric())
-                && start.contains("gateway") =>
-        {
-            start.to_owned()
-        }
-        _ => name.to_owned(),
-    }
 }
 
 fn ready(status: &Value) -> &str {

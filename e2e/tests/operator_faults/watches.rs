@@ -25,7 +25,7 @@ async fn rebuilds(rig: &Rig) -> Result<()> {
 
 /// OP-061: what was deleted while the watch was away is missed by nobody.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
+#[ignore = "one of many that take minutes together: run with -- --ignored"]
 fn a_pod_deleted_while_watches_are_cut_is_missed() {
     run("OP-061", async |mut rig: Rig| {
         let _operator = rig.operator().await?;
@@ -54,7 +54,7 @@ fn a_pod_deleted_while_watches_are_cut_is_missed() {
 
 /// Every watch ends after each third event, all day long.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
+#[ignore = "one of many that take minutes together: run with -- --ignored"]
 fn watches_that_never_last_are_enough() {
     run("short watches", async |mut rig: Rig| {
         let on = On::verbs(&[Verb::Watch]);
@@ -71,7 +71,7 @@ fn watches_that_never_last_are_enough() {
 /// OP-103, OP-110: a network that swallows everything without a reset. The operator notices by itself, and goes on
 /// when the network is back.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
+#[ignore = "one of many that take minutes together: run with -- --ignored"]
 fn a_black_hole_is_noticed_and_outlived() {
     run("OP-103, OP-110", async |mut rig: Rig| {
         let operator = rig
@@ -106,7 +106,7 @@ fn a_black_hole_is_noticed_and_outlived() {
 
 /// OP-104: a thousand objects come, change and go; each is acted on.
 #[test]
-#[ignore = "not proven yet, and takes minutes: run with -- --ignored"]
+#[ignore = "one of many that take minutes together: run with -- --ignored"]
 fn a_thousand_objects_churn() {
     run("OP-104", async |mut rig: Rig| {
         let operator = rig.operator().await?;

@@ -1,8 +1,11 @@
 //! The committed memory of a plan: ConfigMap `<cluster>-blueprint`, written before anything else and only over the version
 //! that the plan was made from. Two operators can not both write a successor of one blueprint, so they never act on two.
 
+use std::io::{Read as _, Write as _};
+
 use deepinfer_crds::names::{label, manager};
 use deepinfer_planner::{Blueprint, Key, Kind, Object};
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
@@ -13,6 +16,12 @@ use crate::rest::{Call, Resource, Rest, Verb};
 
 /// The item with the blueprint.
 pub const ITEM: &str = "blueprint.json";
+/// The same, compressed: a ConfigMap ends at 1 MiB, which 4,000 agents would reach.
+const PACKED_ITEM: &str = "blueprint.json.gz";
+/// Longer texts are compressed; shorter ones stay readable for people.
+const PACK_ABOVE: usize = 256 << 10;
+/// Text of a blueprint that is read; a compressed one could hold anything.
+const MAX_TEXT: u64 = 64 << 20;
 
 /// Name of the ConfigMap of a cluster.
 pub fn name(cluster: &str) -> String {
@@ -21,8 +30,17 @@ pub fn name(cluster: &str) -> String {
 
 /// The blueprint in a ConfigMap; `None` if it is not one any more: the plan makes a new one from the living children.
 pub fn read(map: &ConfigMap) -> Option<Blueprint> {
-    let text = map.data.as_ref()?.get(ITEM)?;
-    match serde_json::from_str(text) {
+    let plain = map.data.as_ref().and_then(|data| data.get(ITEM));
+    let packed = map.binary_data.as_ref().and_then(|data| data.get(PACKED_ITEM));
+    let read = match (packed, plain) {
+        (Some(packed), _) => {
+            let text = flate2::read::GzDecoder::new(packed.0.as_slice()).take(MAX_TEXT);
+            serde_json::from_reader(std::io::BufReader::new(text))
+        }
+        (None, Some(text)) => serde_json::from_str(text),
+        (None, None) => return None,
+    };
+    match read {
         Ok(blueprint) => Some(blueprint),
         Err(error) => {
             let name = map.metadata.name.as_deref().unwrap_or_default();
@@ -124,6 +142,11 @@ fn remember(caches: &Caches, namespace: &str, key: &Key, value: Value) -> Result
 }
 
 fn made(name: &str, namespace: &str, owner: &OwnerReference, next: &Blueprint) -> Value {
+    let (mut data, mut packed) = items(next);
+    // In a new object there is nothing to lose, and no null.
+    for map in [&mut data, &mut packed] {
+        map.as_object_mut().into_iter().for_each(|map| map.retain(|_, item| !item.is_null()));
+    }
     json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -133,7 +156,8 @@ fn made(name: &str, namespace: &str, owner: &OwnerReference, next: &Blueprint) -
             "labels": labels(&owner.name),
             "ownerReferences": [owner],
         },
-        "data": {ITEM: text(next)},
+        "data": data,
+        "binaryData": packed,
     })
 }
 
@@ -148,18 +172,28 @@ fn labels(cluster: &str) -> Value {
 }
 
 fn patch(live: &ConfigMap, cluster: &str, next: &Blueprint) -> Value {
+    let (data, packed) = items(next);
     json!({
         "metadata": {
             "resourceVersion": live.metadata.resource_version,
             "uid": live.metadata.uid,
             "labels": labels(cluster),
         },
-        "data": {ITEM: text(next)},
+        "data": data,
+        "binaryData": packed,
     })
 }
 
-fn text(blueprint: &Blueprint) -> String {
-    serde_json::to_string(blueprint).expect("a blueprint is JSON")
+/// `data` and `binaryData`: one of them has the blueprint, the other one loses what it may have had.
+fn items(blueprint: &Blueprint) -> (Value, Value) {
+    let text = serde_json::to_string(blueprint).expect("a blueprint is JSON");
+    if text.len() <= PACK_ABOVE {
+        return (json!({ITEM: text}), json!({PACKED_ITEM: null}));
+    }
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(text.as_bytes()).expect("memory takes all bytes");
+    let packed = ByteString(packer.finish().expect("memory takes all bytes"));
+    (json!({ITEM: null}), json!({PACKED_ITEM: packed}))
 }
 
 #[cfg(test)]
@@ -178,6 +212,23 @@ mod tests {
         let rubbish = ConfigMap { data: Some(BTreeMap::from([(ITEM.into(), "{".into())])), ..map.clone() };
         assert_eq!(read(&rubbish), None);
         assert_eq!(read(&ConfigMap { data: None, ..map }), None);
+    }
+
+    #[test]
+    fn a_large_blueprint_is_compressed_and_a_small_one_is_readable_again() {
+        let mut blueprint = Blueprint::default();
+        for n in 0..20_000 {
+            blueprint.failures.insert(format!("pool-{n}"), Vec::new());
+        }
+        let owner = OwnerReference { name: "c".into(), uid: "u".into(), ..OwnerReference::default() };
+        let value = made(&name("c"), "ns", &owner, &blueprint);
+        assert!(value.to_string().len() < PACK_ABOVE, "{} bytes", value.to_string().len());
+        let map: ConfigMap = serde_json::from_value(value).expect("a ConfigMap");
+        assert_eq!(read(&map), Some(blueprint));
+        let smaller = patch(&map, "c", &Blueprint::default());
+        assert!(smaller["binaryData"][PACKED_ITEM].is_null() && smaller["data"][ITEM].is_string());
+        let broken = BTreeMap::from([(PACKED_ITEM.to_owned(), ByteString(b"rubbish".to_vec()))]);
+        assert_eq!(read(&ConfigMap { binary_data: Some(broken), ..map }), None);
     }
 
     #[test]

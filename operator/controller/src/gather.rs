@@ -27,6 +27,8 @@ pub use self::lessons::Lessons;
 
 /// Clusters older than this have outlived the garbage of any predecessor.
 const YOUNG_SECONDS: i64 = 600;
+/// A pod that has a node and no container after this may lack something that it mounts.
+const HELD_UP_SECONDS: i64 = 60;
 
 /// A cluster as a plan sees it, and what committing and executing need beside it.
 pub struct Gathered {
@@ -75,7 +77,11 @@ impl Gatherer {
         if now() - created < YOUNG_SECONDS && self.lessons.secret_in_doubt(key) {
             self.caches.unremember_secrets(key);
         }
-        let family = self.caches.family(key, fresh);
+        let mut family = self.caches.family(key, fresh);
+        if family.objects.iter().any(|object| held_up(object, now())) && self.lessons.doubt_secret(key) {
+            self.caches.forget_secrets(key);
+            family = self.caches.family(key, fresh);
+        }
         if let Some((name, why)) = family.unreadable.first() {
             return Err(unreadable(Kind::Supernode, name, why));
         }
@@ -154,6 +160,22 @@ fn unreadable(kind: Kind, name: &str, why: &str) -> Error {
     Error::Unreadable { what: Key::new(kind, name).to_string(), message: why.to_owned() }
 }
 
+/// A pod that was bound a while ago and whose kubelet has not started its containers.
+fn held_up(object: &Object, now: i64) -> bool {
+    let Object::Pod(pod) = object else { return false };
+    let Some(status) = &pod.status else { return false };
+    let bound = status.conditions.iter().flatten().find(|c| c.type_ == "PodScheduled" && c.status == "True");
+    let since = bound.and_then(|condition| condition.last_transition_time.as_ref());
+    let started = status
+        .container_statuses
+        .iter()
+        .flatten()
+        .any(|c| c.state.as_ref().is_none_or(|s| s.waiting.is_none()));
+    status.phase.as_deref() == Some("Pending")
+        && !started
+        && since.is_some_and(|since| now - since.0.as_second() > HELD_UP_SECONDS)
+}
+
 fn controlled_by(map: &ConfigMap, uid: &str) -> bool {
     let owners = map.metadata.owner_references.as_deref().unwrap_or_default();
     owners.iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
@@ -221,11 +243,37 @@ pub fn now() -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+
+    fn pod(phase: &str, bound: &str, containers: &Value) -> Object {
+        let pod = json!({
+            "metadata": {"name": "p"},
+            "status": {
+                "phase": phase,
+                "conditions": [{"type": "PodScheduled", "status": bound, "lastTransitionTime": "1970-01-01T00:16:40Z"}],
+                "containerStatuses": containers,
+            },
+        });
+        Object::from_value(Kind::Pod, pod).expect("a pod")
+    }
 
     #[test]
     fn the_seed_is_the_clusters_and_nobody_elses() {
         assert_eq!(seed("a"), seed("a"));
         assert_ne!(seed("a"), seed("b"));
+    }
+
+    #[test]
+    fn only_a_bound_pod_whose_containers_never_began_is_held_up() {
+        let container = |state: &Value| json!([{"name": "engine", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
+        let creating = container(&json!({"waiting": {"reason": "ContainerCreating"}}));
+        assert!(held_up(&pod("Pending", "True", &creating), 1061));
+        assert!(held_up(&pod("Pending", "True", &Value::Null), 1061));
+        assert!(!held_up(&pod("Pending", "True", &creating), 1060), "not yet");
+        assert!(!held_up(&pod("Pending", "False", &Value::Null), 5000), "it has no node");
+        assert!(!held_up(&pod("Running", "True", &container(&json!({"running": {}}))), 5000));
+        assert!(!held_up(&pod("Pending", "True", &container(&json!({"terminated": {"exitCode": 1}}))), 5000));
     }
 }

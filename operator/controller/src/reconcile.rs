@@ -123,7 +123,7 @@ impl Reconciler {
             Ok(Look::Planned { plan, outcome, committed }) => {
                 self.after_plan(key, id, &plan, *outcome, committed, duration)
             }
-            Err(error) => (ReconcileResult::Failed, self.after_error(key, id, &error, duration)),
+            Err(error) => (ReconcileResult::Failed, self.after_error(key, id, &error, false, duration)),
         };
         self.executor.metrics.reconciled(result, duration);
         self.executor.metrics.queue_depth(self.queue.depth());
@@ -218,7 +218,10 @@ impl Reconciler {
             tracing::debug!(namespace = key.0, cluster = key.1, reconcile_id = id, "unchanged");
         }
         if let Some(error) = outcome.error {
-            return (ReconcileResult::Failed, self.after_error(key, id, &error, duration));
+            return (
+                ReconcileResult::Failed,
+                self.after_error(key, id, &error, !outcome.done.is_empty(), duration),
+            );
         }
         let Memory { rounds, idle, .. } = {
             let mut all = self.memory();
@@ -240,11 +243,20 @@ impl Reconciler {
         (if acted { ReconcileResult::Acted } else { ReconcileResult::Unchanged }, Some(after))
     }
 
-    fn after_error(&self, key: &Namespaced, id: u64, error: &Error, duration: Duration) -> Option<Duration> {
+    /// When to look again. `got_on`: something was done before it went wrong, so the next failure is another one and the
+    /// waits begin anew.
+    fn after_error(
+        &self,
+        key: &Namespaced,
+        id: u64,
+        error: &Error,
+        got_on: bool,
+        duration: Duration,
+    ) -> Option<Duration> {
         let failures = {
             let mut all = self.memory();
             let memory = all.entry(key.clone()).or_default();
-            memory.failures = memory.failures.saturating_add(1);
+            memory.failures = if got_on { 1 } else { memory.failures.saturating_add(1) };
             memory.failures
         };
         self.executor.metrics.error(metric(error));

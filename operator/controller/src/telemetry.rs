@@ -32,7 +32,9 @@ pub struct LevelError {
 /// [`LevelError`].
 pub fn start(level: &str, format: LogFormat) -> Result<(), LevelError> {
     let fail = |message: String| LevelError { given: level.to_owned(), message };
-    let filter = EnvFilter::try_new(level).map_err(|error| fail(error.to_string()))?;
+    // The client calls every failed request an error; whoever made it says what it means, and tries again.
+    let filter = EnvFilter::try_new(format!("kube_client::client::builder=off,{level}"))
+        .map_err(|error| fail(error.to_string()))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error means that a subscriber is there already: of a test, which keeps its own.
     let _ = match format {

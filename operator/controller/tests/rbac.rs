@@ -72,15 +72,15 @@ fn foreign_kinds() -> String {
 }
 
 /// One worker and one supernode of two machines with four accelerators.
-fn cluster(name: &str, namespace: &str, backend: &str, compute_domain: &str, chunk: u32) -> String {
+fn cluster(name: &str, namespace: &str, backend: &str, compute_domain: &str, image: &str) -> String {
     let queue = if backend == "Kai" { ", queue: main" } else { "" };
     format!(
         "---\napiVersion: deepinfer.io/v1alpha1\nkind: DeepInferCluster\n\
          metadata: {{name: {name}, namespace: {namespace}}}\nspec:\n  \
          accelerator: {{vendor: nvidia, acceleratorsPerNode: 4, topologyProfile: nvl72, computeDomain: \"{compute_domain}\"}}\n  \
-         engine: {{image: \"deepinfer-agent:test\"}}\n  \
+         engine: {{image: \"deepinfer-agent:{image}\"}}\n  \
          model: {{name: tiny, source: {{uri: \"file:///models/tiny\"}}}}\n  \
-         prefill: {{replicas: 1, chunkBudgetMs: {chunk}, drain: {{handoff: None}}}}\n  \
+         prefill: {{replicas: 1, drain: {{handoff: None}}}}\n  \
          decode:\n    replicas: 1\n    supernode: {{nodes: 2, minReadySeconds: 0}}\n    \
          experts: {{mode: \"Off\"}}\n    drain: {{timeoutSeconds: 5, handoff: None}}\n  \
          gateway: {{replicas: 1}}\n  scheduling: {{backend: {backend}{queue}}}\n"
@@ -140,6 +140,26 @@ async fn appears(plane: &ControlPlane, namespace: &str, what: &str) {
     }
 }
 
+/// Supernodes of cluster `a`, with a space between two.
+async fn supernodes(plane: &ControlPlane, namespace: &str) -> String {
+    let names = "jsonpath={.items[*].metadata.name}";
+    let arguments = ["get", "supernodes", "-n", namespace, "-l", "deepinfer.io/cluster=a", "-o", names];
+    plane.kubectl_ok(&arguments).await.expect("supernodes can be listed").trim().to_owned()
+}
+
+/// Waits until cluster `a` has one supernode, another one than `before`. A condition could have come and gone by now.
+async fn replaced(plane: &ControlPlane, namespace: &str, before: &str) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(120);
+    loop {
+        let now = supernodes(plane, namespace).await;
+        if now != before && !now.is_empty() && !now.contains(' ') {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{before} is not replaced: {now}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
 /// Waits until an event of this reason was written.
 async fn appears_event(plane: &ControlPlane, namespace: &str, reason: &str) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
@@ -181,12 +201,12 @@ async fn the_role_is_enough_from_apply_to_delete_and_each_verb_of_it_is_used() {
     let namespace = plane.namespace("rights").await.unwrap();
 
     // Create and serve.
-    plane.apply_yaml(&cluster("a", &namespace, "Builtin", "Off", 100)).await.unwrap();
+    plane.apply_yaml(&cluster("a", &namespace, "Builtin", "Off", "one")).await.unwrap();
     wait(&plane, &namespace, "condition=Ready", "a").await;
     // What the other backends and the driver of ComputeDomains get; nobody schedules these.
-    plane.apply_yaml(&cluster("b", &namespace, "Native", "Required", 100)).await.unwrap();
-    plane.apply_yaml(&cluster("c", &namespace, "Volcano", "Off", 100)).await.unwrap();
-    plane.apply_yaml(&cluster("d", &namespace, "Kai", "Off", 100)).await.unwrap();
+    plane.apply_yaml(&cluster("b", &namespace, "Native", "Required", "one")).await.unwrap();
+    plane.apply_yaml(&cluster("c", &namespace, "Volcano", "Off", "one")).await.unwrap();
+    plane.apply_yaml(&cluster("d", &namespace, "Kai", "Off", "one")).await.unwrap();
     for what in [
         "computedomains.resource.nvidia.com",
         "podgroups.scheduling.k8s.io",
@@ -203,9 +223,11 @@ async fn the_role_is_enough_from_apply_to_delete_and_each_verb_of_it_is_used() {
         plane.kubectl_ok(&[&edit[..], &["-n", &namespace]].concat()).await.unwrap();
     }
     appears_event(&plane, &namespace, "DriftCorrected").await;
+    let first = supernodes(&plane, &namespace).await;
+    assert_eq!(first.split(' ').count(), 1, "{first}");
     // Edit: a field that shapes pods, so that a revision is made and a supernode is replaced.
-    plane.apply_yaml(&cluster("a", &namespace, "Builtin", "Off", 150)).await.unwrap();
-    wait(&plane, &namespace, "condition=Reconciling", "a").await;
+    plane.apply_yaml(&cluster("a", &namespace, "Builtin", "Off", "two")).await.unwrap();
+    replaced(&plane, &namespace, &first).await;
     wait(&plane, &namespace, "condition=Ready", "a").await;
     // Delete.
     for name in ["a", "b", "c", "d"] {
@@ -234,29 +256,31 @@ async fn the_role_is_enough_from_apply_to_delete_and_each_verb_of_it_is_used() {
     drop((nodes, agents));
 }
 
-/// OP-052: nothing depends on the default namespace, and an operator of one namespace has no rights in another.
+/// OP-052: nothing depends on the default namespace, and an operator of some namespaces has no rights in another.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_in_an_odd_namespace_works_with_a_role_in_one_other_and_leaves_the_rest_alone() {
+async fn an_operator_in_an_odd_namespace_works_with_roles_in_two_others_and_leaves_the_rest_alone() {
     let Some(plane) = deepinfer_controlplane::shared().await else { return };
     install::crds(plane).await.unwrap();
-    let (home, watched) =
-        (plane.namespace("odd-home").await.unwrap(), plane.namespace("odd-work").await.unwrap());
+    let home = plane.namespace("odd-home").await.unwrap();
+    let watched = [plane.namespace("odd-work").await.unwrap(), plane.namespace("odd-work").await.unwrap()];
     let elsewhere = plane.namespace("odd-else").await.unwrap();
     let choices = install::InstallOptions {
         namespace: home.clone(),
         policies: true,
-        watch_namespaces: vec![watched.clone()],
+        watch_namespaces: watched.to_vec(),
     };
     install::operator(plane, &choices).await.unwrap();
     let options = OperatorOptions { namespace: home.clone(), ..OperatorOptions::default() }
-        .flag(format!("--watch-namespace={watched}"));
+        .flag(format!("--watch-namespace={}", watched.join(",")));
     let operator = Operator::start(plane, options).await.unwrap();
     operator.wait_ready(Duration::from_secs(60)).await.unwrap();
-    for namespace in [&watched, &elsewhere] {
-        plane.apply_yaml(&cluster("a", namespace, "Auto", "Off", 100)).await.unwrap();
+    for namespace in watched.iter().chain([&elsewhere]) {
+        plane.apply_yaml(&cluster("a", namespace, "Auto", "Off", "one")).await.unwrap();
     }
-    appears(plane, &watched, "supernodes").await;
-    wait(plane, &watched, "jsonpath={.status.observedGeneration}=1", "a").await;
+    for namespace in &watched {
+        appears(plane, namespace, "supernodes").await;
+        wait(plane, namespace, "jsonpath={.status.observedGeneration}=1", "a").await;
+    }
     let logs = operator.logs();
     assert!(!logs.contains("403") && !logs.contains("orbidden"), "{logs}");
     let path =

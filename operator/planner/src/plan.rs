@@ -50,7 +50,7 @@ pub fn plan(world: &World, target: &Target) -> Plan {
     let mut step = Step::new(world, cluster, &memory);
     let closing = cluster.metadata.deletion_timestamp.is_some();
     if closing {
-        teardown::plan(&mut step);
+        teardown::plan(&mut step, target);
     } else {
         follow(&mut step, target);
     }

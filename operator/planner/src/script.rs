@@ -327,10 +327,11 @@ impl Story {
                 control: port(self.ports + 1),
                 status: None,
                 heard: self.world.now,
+                silent_since: None,
             };
             let id = AgentId::from(name.as_str());
             let word = self.world.agents.entry(id.clone()).or_insert(word);
-            word.heard = self.world.now;
+            (word.heard, word.silent_since) = (self.world.now, None);
             let inflight = word.status.as_ref().map_or(0, |s| s.inflight);
             let inflight = if phase == AgentPhase::Drained { 0 } else { inflight };
             word.status = Some(status(id, role, phase, inflight));
@@ -352,6 +353,7 @@ impl Story {
         for name in self.pods(part) {
             if let Some(word) = self.world.agents.get_mut(&AgentId::from(name.as_str())) {
                 word.status = None;
+                word.silent_since.get_or_insert(self.world.now);
             }
         }
     }

@@ -86,6 +86,11 @@ impl Target {
         }
     }
 
+    /// The defaults in force: those of the configured release, or of this one.
+    pub fn defaults(&self) -> Defaults {
+        self.kubernetes().map_or_else(Defaults::default, |target| target.defaults.clone())
+    }
+
     /// The operator's configuration, if it plans for a cluster.
     pub fn kubernetes(&self) -> Option<&KubernetesTarget> {
         match self {

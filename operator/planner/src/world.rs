@@ -45,6 +45,9 @@ pub struct AgentWord {
     pub status: Option<AgentStatus>,
     /// When it last answered, in seconds of `World::now`.
     pub heard: i64,
+    /// Since when its questions have no answer; `None` while the last one had one. Not the same as the time since it was
+    /// heard: most agents are asked less often than silence takes to mean something.
+    pub silent_since: Option<i64>,
 }
 
 /// The last write of an object that the API server refused for a reason that a retry does not heal soon.

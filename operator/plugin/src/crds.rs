@@ -12,7 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use crate::args::PrintArgs;
 use crate::client::Session;
 use crate::output::{self, Outcome};
-use crate::table::columns;
+use deepinfer_crds::table::columns;
 
 /// How definitions are installed or brought up to date.
 const INSTALL: &str = "kubectl deepinfer crds print | kubectl apply --server-side --force-conflicts -f -";

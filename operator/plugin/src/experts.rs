@@ -10,8 +10,8 @@ use kube::api::ListParams;
 use crate::args::ExpertsArgs;
 use crate::client::Session;
 use crate::output::{self, Outcome};
-use crate::table::{columns, or_dash};
 use crate::view::{missing, name_of};
+use deepinfer_crds::table::{columns, or_dash};
 
 /// Shows the experts.
 ///

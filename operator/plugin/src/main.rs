@@ -11,7 +11,6 @@ mod experts;
 mod output;
 mod release;
 mod status;
-mod table;
 mod topology;
 mod trace;
 mod validate;

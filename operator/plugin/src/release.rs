@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::args::ReleaseArgs;
 use crate::client::{Session, now};
 use crate::output::{self, Outcome};
-use crate::table::since;
 use crate::view::name_of;
+use deepinfer_crds::table::since;
 
 /// Name of the operator's Lease.
 const LEASE: &str = "deepinfer-operator";

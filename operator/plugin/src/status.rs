@@ -10,8 +10,8 @@ use deepinfer_crds::{DeepInferCluster, PoolRole, Supernode};
 use crate::args::StatusArgs;
 use crate::client::{Session, now};
 use crate::output::{self, Outcome};
-use crate::table::{age, columns, or_dash, since};
 use crate::view::{self, View, name_of};
+use deepinfer_crds::table::{age, columns, or_dash, since};
 
 /// Between two looks of `--watch`.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

@@ -14,8 +14,8 @@ use serde::Serialize;
 use crate::args::TopologyArgs;
 use crate::client::Session;
 use crate::output::{self, Outcome};
-use crate::table::{columns, or_dash};
 use crate::view::{self, label_of, name_of};
+use deepinfer_crds::table::{columns, or_dash};
 
 /// Resources that are accelerators.
 const ACCELERATORS: [&str; 3] = ["nvidia.com/gpu", "huawei.com/npu", "huawei.com/Ascend910"];
@@ -204,7 +204,7 @@ pub fn text(map: &Map) -> String {
         let _ = writeln!(
             text,
             "\n{} without the label take part in no domain: no supernode is placed on them",
-            crate::table::count(without.nodes, "node")
+            deepinfer_crds::table::count(without.nodes, "node")
         );
     }
     for remark in &map.remarks {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use deepinfer_crds::condition::{self, kind};
+use deepinfer_crds::table::{age, columns};
 use deepinfer_crds::yaml::to_yaml;
 use deepinfer_crds::{Condition, DeepInferCluster, ObjectMeta};
 
@@ -199,58 +200,4 @@ fn remarks(view: &ClusterView) -> String {
 
 fn name(meta: &ObjectMeta) -> String {
     meta.name.clone().unwrap_or_default()
-}
-
-/// Age as kubectl writes it: one or two units.
-fn age(meta: &ObjectMeta, now: i64) -> String {
-    let created = meta.creation_timestamp.as_ref().map_or(now, |time| time.0.as_second());
-    let seconds = (now - created).max(0);
-    match seconds {
-        0..=119 => format!("{seconds}s"),
-        120..=7199 => format!("{}m", seconds / 60),
-        7200..=172_799 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
-/// Columns as wide as their longest cell.
-fn columns(head: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([head[column].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded = cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        format!("{}\n", padded.collect::<Vec<_>>().join("   ").trim_end())
-    };
-    let mut text = line(&mut head.iter().copied());
-    for row in rows {
-        text += &line(&mut row.iter().map(String::as_str));
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_their_longest_cell() {
-        let rows = [vec!["a".to_owned(), "long cell".to_owned()], vec!["bbb".to_owned(), String::new()]];
-        assert_eq!(columns(&["N", "WHAT"], &rows), "N     WHAT\na     long cell\nbbb\n");
-    }
-
-    #[test]
-    fn ages_have_the_unit_that_a_person_expects() {
-        let meta = |seconds: i64| ObjectMeta {
-            creation_timestamp: Some(deepinfer_planner::time(1_000_000 - seconds)),
-            ..ObjectMeta::default()
-        };
-        for (seconds, text) in
-            [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d"), (-5, "0s")]
-        {
-            assert_eq!(age(&meta(seconds), 1_000_000), text);
-        }
-    }
 }

@@ -370,6 +370,7 @@ fn word(handle: &AgentHandle, now: i64) -> AgentWord {
         control: handle.control_addr(),
         status: Some(handle.status()),
         heard: now,
+        silent_since: None,
     }
 }
 

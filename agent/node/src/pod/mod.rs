@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepinfer_transport::pod::signals::EndSignals;
-use deepinfer_transport::pod::{self, PodError, logs};
+use deepinfer_transport::pod::{self, PodError, process};
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
@@ -23,9 +23,6 @@ use crate::start::{AgentOptions, PodOptions, Progress, begin};
 
 /// A model that cannot be loaded is tried again after this.
 const RETRY_LOAD: Duration = Duration::from_secs(10);
-/// Exit code for wrong flags, as clap has it.
-const USAGE: u8 = 2;
-
 /// Why the process ends with an error.
 #[derive(Debug, Error)]
 enum EndError {
@@ -41,32 +38,15 @@ enum EndError {
     AtOnce,
 }
 
+impl process::EndError for EndError {
+    fn is_usage(&self) -> bool {
+        matches!(self, Self::Pod(error) if error.is_usage())
+    }
+}
+
 /// Runs until the end of the process.
 pub fn run(args: AgentArgs) -> ExitCode {
-    if let Err(error) = logs::begin(&args.pod) {
-        eprintln!("error: {error}");
-        return USAGE.into();
-    }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            tracing::error!(%error, "the agent does not start: no threads");
-            return ExitCode::FAILURE;
-        }
-    };
-    let ended = runtime.block_on(serve(args));
-    // A hung engine thread must not hold up the end.
-    runtime.shutdown_background();
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(error = error.to_string(), "the agent has failed");
-            match error {
-                EndError::Pod(error) if error.is_usage() => USAGE.into(),
-                _ => ExitCode::FAILURE,
-            }
-        }
-    }
+    process::run(&args.pod.clone(), "agent", serve(args))
 }
 
 async fn serve(args: AgentArgs) -> Result<(), EndError> {

@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod logs;
+pub mod process;
 pub mod signals;
 
 use std::sync::Arc;

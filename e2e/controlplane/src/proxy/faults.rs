@@ -29,7 +29,8 @@ pub enum Which {
     First(u64),
     /// Each whose number is a multiple.
     Every(u64),
-    /// The first of each verb, kind and name: whoever tries again comes through.
+    /// The first of each verb, kind and name: whoever tries again comes through. Names that differ only in a random
+    /// part are one name, because who tries again may draw another one.
     FirstOfEach,
     /// Each with this probability, drawn from the proxy's seed.
     Probability(f64),
@@ -159,7 +160,7 @@ impl Rules {
                 Which::First(n) => rule.matched <= n,
                 Which::Every(n) => n > 0 && rule.matched.is_multiple_of(n),
                 Which::FirstOfEach => {
-                    let place = format!("{}/{}", asked.namespace, asked.name);
+                    let place = format!("{}/{}", asked.namespace, undrawn(&asked.name));
                     rule.seen.insert((asked.verb, asked.kind(), place))
                 }
                 Which::Probability(p) => draw(self.seed, rule.id.0, rule.matched) < p,
@@ -171,6 +172,15 @@ impl Rules {
         }
         chosen
     }
+}
+
+/// A name with five stars for each part that is drawn: five of Kubernetes' letters for random names.
+fn undrawn(name: &str) -> String {
+    let drawn = |part: &str| {
+        part.len() == 5 && part.bytes().all(|letter| b"bcdfghjklmnpqrstvwxz2456789".contains(&letter))
+    };
+    let parts = name.split('-').map(|part| if drawn(part) { "*****" } else { part });
+    parts.collect::<Vec<_>>().join("-")
 }
 
 /// A number in [0, 1) that depends on nothing but the arguments, so that other traffic does not move it.
@@ -208,6 +218,18 @@ mod tests {
         assert_eq!(hits(1, Which::Every(3), 7), [3, 6]);
         assert_eq!(hits(1, Which::All, 2), [1, 2]);
         assert_eq!(hits(1, Which::FirstOfEach, 5), [1]);
+    }
+
+    #[test]
+    fn drawn_parts_of_names_do_not_count() {
+        for (name, wanted) in [
+            ("c-decode-9x2gs-00", "c-decode-*****-00"),
+            ("c-gateway", "c-gateway"),
+            ("c-decode", "c-decode"),
+            ("c-agent-1", "c-agent-1"),
+        ] {
+            assert_eq!(undrawn(name), wanted);
+        }
     }
 
     #[test]

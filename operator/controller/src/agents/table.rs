@@ -52,6 +52,8 @@ struct Agent {
     status: Option<AgentStatus>,
     /// When it last answered; before its first word, when it was first followed: its silence begins there.
     heard: i64,
+    /// When the first question since was asked that had no answer; from the beginning until the first answer.
+    silent_since: Option<i64>,
     /// How many of [`SILENCES`] were told.
     told: usize,
 }
@@ -135,6 +137,7 @@ impl Table {
                 answers: false,
                 status: None,
                 heard: unix_seconds,
+                silent_since: Some(unix_seconds),
                 told: 0,
             };
             enqueue(&mut self.counter, &mut self.leaders, &mut self.others, cluster, &mut agent);
@@ -212,7 +215,8 @@ impl Table {
             matters = cluster.unasked == 0 && !cluster.settled;
             cluster.settled |= matters;
         }
-        matters |= agent.hear(status, unix_seconds);
+        let waited = i64::try_from(self.options.timeout.as_secs()).unwrap_or(i64::MAX);
+        matters |= agent.hear(status, unix_seconds, waited);
         let pause = interval(&self.options, agent.address.cadence);
         agent.due = now + pause - jitter(self.counter.wrapping_add(agent.serial), pause / 10);
         // Silent agents of slow cadence are asked as often as those that start, until they are given up.
@@ -253,14 +257,17 @@ impl Agent {
             control: at(self.address.control),
             status: self.status.clone(),
             heard: self.heard,
+            silent_since: self.silent_since,
         }
     }
 
-    /// Takes a word or a silence; whether plans look at what is new.
-    fn hear(&mut self, status: Option<AgentStatus>, now: i64) -> bool {
+    /// Takes a word, or the silence of a question that was asked at most `waited` seconds ago; whether plans look at what
+    /// is new.
+    fn hear(&mut self, status: Option<AgentStatus>, now: i64, waited: i64) -> bool {
         let Some(status) = status else {
             self.answers = false;
-            let silent = now - self.heard;
+            let since = *self.silent_since.get_or_insert(self.heard.max(now - waited));
+            let silent = now - since;
             let passed = SILENCES.iter().filter(|limit| silent > **limit).count();
             let news = passed > self.told;
             self.told = self.told.max(passed);
@@ -271,7 +278,7 @@ impl Agent {
         };
         let back = !self.answers && self.told > 0;
         let news = self.status.as_ref().is_none_or(|before| matters(before) != matters(&status));
-        (self.answers, self.told, self.heard) = (true, 0, now);
+        (self.answers, self.told, self.heard, self.silent_since) = (true, 0, now, None);
         self.status = Some(status);
         news || back
     }

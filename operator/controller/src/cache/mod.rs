@@ -164,6 +164,14 @@ impl Caches {
         }
     }
 
+    /// Forgets all Secrets of a cluster: whether they exist is found out by creating them.
+    pub fn forget_secrets(&self, cluster: &Namespaced) {
+        let mut inner = self.lock();
+        if let Some(store) = inner.stores.get_mut(&Shelf::Kind(Kind::Secret)) {
+            store.forget(|key, entry| of_cluster(cluster, key, entry));
+        }
+    }
+
     /// Whether each of these sources has been listed once.
     pub fn missing(&self, sources: &[Source]) -> Vec<String> {
         let inner = self.lock();

@@ -12,6 +12,8 @@ use super::now;
 /// creation is tried again after this long, and then after three times as long, as often as [`DOUBTS`].
 const DOUBT: Duration = Duration::from_secs(5);
 const DOUBTS: u32 = 4;
+/// Pause between two doubts about the Secrets of pods that do not start.
+const DOUBT_AGAIN: Duration = Duration::from_secs(300);
 /// Drifts of one object in a minute after which it is left alone.
 const DRIFTS: usize = 3;
 /// A namespace that refused a create because it is being deleted is taken for dying for so long.
@@ -31,6 +33,8 @@ struct Learned {
     accounts: BTreeMap<Namespaced, Instant>,
     /// Clusters whose Secret was there before us: since when, and how often.
     assumed: BTreeMap<Namespaced, (Instant, u32)>,
+    /// When the Secrets of a cluster were last taken for lost.
+    doubted: BTreeMap<Namespaced, Instant>,
     /// When fields of ours were set back, by cluster and object.
     drifts: BTreeMap<(Namespaced, Key), Vec<Instant>>,
 }
@@ -80,6 +84,17 @@ impl Lessons {
         })
     }
 
+    /// Whether the Secrets of a cluster whose pods do not start are to be created again: they may have been deleted,
+    /// which nobody may see. Asked for the first time it says yes, and then every five minutes.
+    pub(super) fn doubt_secret(&self, cluster: &Namespaced) -> bool {
+        let mut learned = self.lock();
+        let doubted = learned.doubted.get(cluster).is_some_and(|at| at.elapsed() < DOUBT_AGAIN);
+        if !doubted {
+            learned.doubted.insert(cluster.clone(), Instant::now());
+        }
+        !doubted
+    }
+
     /// Fields of ours were set back. Whoever changes them again and again gets the object for five minutes: gives
     /// whether that is so now.
     pub fn drifted(&self, cluster: &Namespaced, key: &Key, by: &str) -> bool {
@@ -108,6 +123,7 @@ impl Lessons {
         let mut learned = self.lock();
         learned.refusals.remove(cluster);
         learned.accounts.remove(cluster);
+        learned.doubted.remove(cluster);
         learned.assumed.remove(cluster);
         learned.drifts.retain(|(of, _), _| of != cluster);
         let alive = learned.accounts.keys().any(|other| other.0 == cluster.0);

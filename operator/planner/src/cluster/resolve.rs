@@ -138,7 +138,7 @@ pub(crate) fn resolve(cluster: &DeepInferCluster, target: &Target, report: &mut 
     let (refused, ignored) = supported::check(spec, target);
     report.refused.extend(refused);
     report.ignored.extend(ignored);
-    let d = target.kubernetes().map_or_else(Defaults::default, |target| target.defaults.clone());
+    let d = target.defaults();
     let mut resolver = Resolver { report, target, d: d.clone() };
     let suspended = spec.operation.as_ref().and_then(|o| o.suspend).unwrap_or(false);
     let placing = match target {

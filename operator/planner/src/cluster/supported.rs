@@ -175,9 +175,11 @@ impl Notes {
         self.refuse(rollout.auto_rollback == Some(true), &at("autoRollback"), remove);
         let why = "one supernode is replaced at a time, the new one before the old one where there is room";
         self.ignore(rollout.max_surge.is_some(), &at("maxSurge"), why);
-        self.ignore(rollout.max_unavailable.is_some(), &at("maxUnavailable"), why);
         self.ignore(rollout.prefer_surge.is_some(), &at("preferSurge"), why);
         let decode = path == "spec.decode.rollout";
+        // Of supernodes 0 and 1 are followed.
+        let unavailable = rollout.max_unavailable.is_some_and(|most| !decode || most > 1);
+        self.ignore(unavailable, &at("maxUnavailable"), why);
         self.ignore(!decode && rollout.surge_timeout_seconds.is_some(), &at("surgeTimeoutSeconds"), why);
         self.ignore(rollout.progress_deadline_seconds.is_some(), &at("progressDeadlineSeconds"), why);
     }

@@ -6,15 +6,16 @@ use deepinfer_crds::names::{annotation, finalizer};
 use deepinfer_protocol::AgentId;
 use deepinfer_protocol::agent_status::AgentPhase;
 
-use super::{defaults, status};
+use super::status;
 use crate::action::{Action, AgentCall};
 use crate::object::{Kind, Object};
 use crate::step::Step;
 use crate::supernode::drain;
 use crate::supernode::phase::{Patience, see};
+use crate::target::Target;
 
 /// Plans the way down.
-pub(crate) fn plan(step: &mut Step<'_>) {
+pub(crate) fn plan(step: &mut Step<'_>, target: &Target) {
     let meta = &step.cluster.metadata;
     if !meta.finalizers.as_ref().is_some_and(|f| f.iter().any(|f| f == finalizer::TEARDOWN)) {
         return;
@@ -25,8 +26,7 @@ pub(crate) fn plan(step: &mut Step<'_>) {
     // In a namespace that goes nothing can be waited for: its pods are being deleted already.
     let forced = forced || step.world.namespace_terminating;
     let immediate = forced || operation.deletion_policy == Some(DeletionPolicy::Immediate);
-    let timeout =
-        operation.deletion_timeout_seconds.unwrap_or(defaults::Defaults::default().deletion_timeout.value);
+    let timeout = operation.deletion_timeout_seconds.unwrap_or(target.defaults().deletion_timeout.value);
     let asked = meta.deletion_timestamp.as_ref().map_or(step.world.now, |t| t.0.as_second());
     let left = (asked + i64::from(timeout) - step.world.now).clamp(0, i64::from(timeout));
     let seconds = if immediate { 0 } else { u32::try_from(left).unwrap_or(0) };

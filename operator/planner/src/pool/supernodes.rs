@@ -265,11 +265,13 @@ fn raise(
 /// What is left of an old ComputeDomain on the nodes that a waiting incarnation would use: it goes by itself, or its
 /// nodes are avoided.
 fn clean_up(step: &mut Step<'_>, site: &Site<'_>, supernode: &Supernode, quarantine: &mut Quarantine) {
-    let Some(domain) = supernode.spec.domain_preference.first() else { return };
     let Some(placing) = &site.resolved.placing else { return };
     if supernode.spec.compute_domain != Some(true) {
         return;
     }
+    let Some(domain) = supernode.spec.domain_preference.first() else {
+        return await_ending(step, supernode, quarantine);
+    };
     let nodes = step.nodes();
     let in_domain = nodes.by_name.values().filter(|node| {
         topology::domain_of(&placing.profile, &node.labels).is_some_and(|place| place.domain == *domain)
@@ -282,6 +284,38 @@ fn clean_up(step: &mut Step<'_>, site: &Site<'_>, supernode: &Supernode, quarant
         });
     let since = created(supernode);
     let left = fabric::cleanup(nodes, &reused, old, since, step.world.now);
+    settle(step, supernode, quarantine, left, since);
+}
+
+/// The same for an incarnation that may go anywhere: ComputeDomains of this cluster that are being deleted and whose
+/// label is still on nodes.
+fn await_ending(step: &mut Step<'_>, supernode: &Supernode, quarantine: &mut Quarantine) {
+    let ending: Vec<(i64, fabric::Cleanup)> = step
+        .world
+        .of(Kind::ComputeDomain)
+        .filter_map(|object| {
+            let Object::ComputeDomain(old) = object else { return None };
+            let since = old.metadata.deletion_timestamp.as_ref()?.0.as_second();
+            let uid = old.metadata.uid.as_deref();
+            let inside = step.nodes().by_name.values().filter(|node| {
+                uid.is_some() && node.labels.get(topology::COMPUTE_DOMAIN_LABEL).map(String::as_str) == uid
+            });
+            let inside = inside.map(|node| node.name.clone()).collect();
+            Some((since, fabric::cleanup(step.nodes(), &inside, Some(old), since, step.world.now)))
+        })
+        .collect();
+    for (since, left) in ending {
+        settle(step, supernode, quarantine, left, since);
+    }
+}
+
+fn settle(
+    step: &mut Step<'_>,
+    supernode: &Supernode,
+    quarantine: &mut Quarantine,
+    left: fabric::Cleanup,
+    since: i64,
+) {
     let key = Object::from(supernode.clone()).key();
     match left {
         fabric::Cleanup::Clean => {}

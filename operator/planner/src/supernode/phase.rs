@@ -307,9 +307,8 @@ fn see_pod(
         return (SupernodePhase::Starting, None, None);
     };
     // Silence counts from the start of the container: before, nobody could answer.
-    let since = word.heard.max(signals::running_since(pod).unwrap_or(0));
-    let silent = world.now - since > AGENT_LOST_SECONDS;
-    if silent {
+    let since = word.silent_since.map(|since| since.max(signals::running_since(pod).unwrap_or(0)));
+    if since.is_some_and(|since| world.now - since > AGENT_LOST_SECONDS) {
         let mut failure =
             failure(name, "AgentLost", "the agent has not answered for 30 s while its pod runs", None);
         failure.node = node_of(pod).map(str::to_owned);

@@ -4,8 +4,8 @@ use deepinfer_crds::condition::{self, kind, reason};
 use deepinfer_crds::{ClusterStatus, SupernodePhase};
 
 use super::{Explanation, pods, supernode};
-use crate::table::since;
 use crate::view::{View, name_of};
+use deepinfer_crds::table::since;
 
 /// Supernodes that are explained one by one.
 const PARTS_MAX: usize = 4;

@@ -4,8 +4,8 @@ use deepinfer_crds::supernode::{LastFailure, PlacementStatus};
 use deepinfer_crds::{Supernode, SupernodePhase, SupernodeStatus};
 
 use super::{Explanation, pods};
-use crate::table::{count, moment, since, span};
 use crate::view::{View, name_of};
+use deepinfer_crds::table::{count, moment, since, span};
 
 /// Pods that are named one by one.
 const PODS_MAX: usize = 8;
@@ -52,7 +52,7 @@ fn headline(view: &View, supernode: &Supernode, status: &SupernodeStatus, phase:
     let nodes = count(supernode.spec.nodes, "node");
     let ready = status.ready.clone().unwrap_or_else(|| format!("0/{}", supernode.spec.nodes));
     let place = status.domain.as_ref().map_or_else(String::new, |domain| format!(" in domain {domain}"));
-    let old = crate::table::age(&supernode.metadata, view.now);
+    let old = deepinfer_crds::table::age(&supernode.metadata, view.now);
     match phase {
         SupernodePhase::Serving => {
             let running =

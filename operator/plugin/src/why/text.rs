@@ -6,7 +6,7 @@ use deepinfer_crds::supernode::DomainCandidate;
 
 use super::Explanation;
 use super::pods::PodTrouble;
-use crate::table::{columns, or_dash, span};
+use deepinfer_crds::table::{columns, or_dash, span};
 
 /// The text of an explanation.
 pub fn text(why: &Explanation, now: i64) -> String {

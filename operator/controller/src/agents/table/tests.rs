@@ -226,3 +226,34 @@ fn the_silence_of_an_agent_that_never_answered_begins_when_it_is_followed() {
     }
     assert_eq!(woken, [100, 103, 111, 131], "settled, then each silence");
 }
+
+#[test]
+fn an_agent_that_is_asked_seldom_and_answers_is_never_silent() {
+    let mut rig = Rig::new();
+    rig.follow("c", &[address("a", Cadence::Other)]);
+    let silence = |rig: &Rig| rig.table.words(&cluster("c"))[&AgentId::from("a")].silent_since;
+    assert_eq!(silence(&rig), Some(1_000), "it has never answered");
+    let mut last = 0;
+    for second in 1..=200 {
+        rig.at = Duration::from_secs(second);
+        for question in rig.due(Lane::Others) {
+            rig.answer(&question, Some(status("a")));
+            last = second;
+        }
+        assert_eq!(silence(&rig), None, "at {second}, last asked at {last}");
+    }
+    assert!(last > 100, "it is asked again and again");
+    // Then it falls silent: from the first question without an answer, and it is asked often from then on.
+    let mut woken = Vec::new();
+    for second in 201..=320 {
+        rig.at = Duration::from_secs(second);
+        for question in rig.due(Lane::Others) {
+            if rig.answer(&question, None) {
+                woken.push(second);
+            }
+        }
+    }
+    let first = woken[0] - 3;
+    assert_eq!(woken, [first + 3, first + 11, first + 31]);
+    assert!(silence(&rig).is_some_and(|since| (since - 1_000).abs_diff(i64::try_from(first).unwrap()) <= 1));
+}

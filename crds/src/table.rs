@@ -1,6 +1,6 @@
-//! Tables and times as kubectl writes them.
+//! Tables and times as kubectl writes them, for every program that shows our objects.
 
-use deepinfer_crds::{ObjectMeta, Time};
+use crate::{ObjectMeta, Time};
 
 /// Columns as wide as their longest cell, three spaces between them.
 pub fn columns(head: &[&str], rows: &[Vec<String>]) -> String {
