@@ -259,9 +259,6 @@ async fn life(rig: &mut Rig, may_clean: &AtomicBool) -> Result<()> {
         let cluster = rig.api("DeepInferCluster").get(CLUSTER).await?.data["status"].clone();
         let supernodes = rig.supernodes().await?;
         let supernodes: Vec<_> = supernodes.iter().map(|s| (s.name_any(), &s.data)).collect();
-        let maps: Api<k8s_openapi::api::core::v1::ConfigMap> =
-            Api::namespaced(rig.client.clone(), &rig.namespace);
-        println!("BLUE {:?}", maps.get("c-blueprint").await?.data);
         bail!("nothing says that the driver is waited for: {cluster:#}\n{supernodes:#?}");
     };
     ensure!(waits.contains(&lost) || waits.contains(LABEL), "{waits}");
