@@ -13,9 +13,12 @@ pub struct Args {
     /// Points of the curve: clusters
     #[arg(long, value_delimiter = ',', value_name = "N", default_value = "1,10,50,200")]
     pub clusters: Vec<usize>,
-    /// Supernodes of each cluster on the curve; each has two nodes of four accelerators
+    /// Supernodes of each cluster on the curve
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub supernodes: usize,
+    /// Nodes of each of them, with four accelerators each, of racks of 18
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub nodes: usize,
     /// Repetitions where a median is taken
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub repeat: usize,
@@ -25,6 +28,9 @@ pub struct Args {
     /// How long the operator is watched doing nothing
     #[arg(long, value_name = "S", default_value_t = 20)]
     pub idle_seconds: u64,
+    /// Edits at each point of the curve, one after the other
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub edits: usize,
     /// More flags for the operator, as in --operator-flag=--concurrency=8
     #[arg(long = "operator-flag", value_name = "FLAG", allow_hyphen_values = true)]
     pub operator_flags: Vec<String>,

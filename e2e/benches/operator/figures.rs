@@ -15,11 +15,33 @@ pub fn median(mut values: Vec<Duration>) -> Duration {
 
 /// CPU time that a process has used, in seconds.
 pub fn cpu_seconds(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<&str> =
-        stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
-    (ticks(11) + ticks(12)) / TICKS
+    stat(pid).map_or(0.0, |(_, seconds)| seconds)
+}
+
+/// CPU time of this process and of all that it has started and that still run, in seconds.
+pub fn cpu_of_all() -> f64 {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let all: BTreeMap<u32, (u32, f64)> = pids.filter_map(|pid| Some((pid, stat(pid)?))).collect();
+    let ours = std::process::id();
+    let descends = |mut pid: u32| {
+        while pid != ours {
+            match all.get(&pid) {
+                Some((parent, _)) if *parent != 0 => pid = *parent,
+                _ => return false,
+            }
+        }
+        true
+    };
+    all.iter().filter(|(pid, _)| descends(**pid)).map(|(_, (_, seconds))| seconds).sum()
+}
+
+/// Parent and CPU seconds of a process.
+fn stat(pid: u32) -> Option<(u32, f64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
+    Some((fields.get(1)?.parse().ok()?, (ticks(11)? + ticks(12)?) / TICKS))
 }
 
 /// One line about the machine.
@@ -54,6 +76,18 @@ impl Metrics {
             key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
         };
         self.0.iter().filter(|(key, _)| of_it(key) && key.contains(labels)).map(|(_, value)| value).sum()
+    }
+
+    /// The samples of a counter that grew since an earlier scrape, largest first: labels and growth.
+    pub fn growth(&self, name: &str, before: &Self) -> Vec<(String, f64)> {
+        let of_it = self.0.iter().filter_map(|(key, value)| Some((key, key.strip_prefix(name)?, value)));
+        let grown = of_it.map(|(key, labels, value)| {
+            let words = labels.split('"').skip(1).step_by(2).collect::<Vec<_>>().join(" ");
+            (words, value - before.0.get(key).copied().unwrap_or(0.0))
+        });
+        let mut grown: Vec<_> = grown.filter(|(_, growth)| *growth > 0.0).collect();
+        grown.sort_by(|a, b| b.1.total_cmp(&a.1));
+        grown
     }
 
     /// A quantile of a histogram since an earlier scrape, as the upper bound of its bucket, in seconds.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use deepinfer_controlplane::Operator;
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
@@ -13,30 +13,37 @@ use serde_json::json;
 
 use crate::World;
 use crate::args::Args;
-use crate::figures::{Metrics, cpu_seconds, median};
+use crate::figures::{Metrics, cpu_of_all, cpu_seconds, median};
 use crate::world::{cluster, is_ready};
 
 const RECONCILE: &str = "deepinfer_operator_reconcile_duration_seconds";
 const WRITES: &str = "deepinfer_operator_api_writes_total";
+/// Clusters of one namespace: Kubernetes' own controllers look through a whole namespace for each pod.
+const TEAM: usize = 5;
+/// Nodes of a rack.
+const RACK: usize = 18;
 const POLL: Duration = Duration::from_millis(100);
 
 /// Apply to all pods of a supernode of 16 nodes with 8 accelerators created, and to Ready; the median of some.
 pub async fn supernode(args: &Args) -> Result<()> {
-    let world = World::start(args, 18, 8, 18).await?;
-    let (mut created, mut ready, mut writes) = (Vec::new(), Vec::new(), 0.0);
+    let world = World::start(args, RACK, 8, RACK, 1).await?;
+    let (mut created, mut ready, mut writes, mut kinds) = (Vec::new(), Vec::new(), 0.0, String::new());
     for n in 0..args.repeat {
         let name = format!("s{n}");
         let spec = cluster(&name, 1, 16, 8);
         let params = WatchParams::default().labels("deepinfer.io/supernode");
-        let version = world.pods().list(&ListParams::default()).await?.metadata.resource_version;
-        let mut watch = Box::pin(world.pods().watch(&params, &version.unwrap_or_default()).await?);
+        let version = world.all_pods().list(&ListParams::default()).await?.metadata.resource_version;
+        let mut watch = Box::pin(world.all_pods().watch(&params, &version.unwrap_or_default()).await?);
         let before = metrics(&world.operator).await?;
         let began = Instant::now();
-        world.apply(&spec).await?;
+        world.apply(0, &spec).await?;
         let mut pods = BTreeSet::new();
         while pods.len() < 16 {
-            let event = tokio::time::timeout(args.limit(), watch.next()).await?.context("the watch ended")?;
-            if let WatchEvent::Added(pod) = event? {
+            let Ok(event) = tokio::time::timeout(args.limit(), watch.next()).await else {
+                let cluster = world.clusters(0).get(&name).await?;
+                bail!("{} of 16 pods are created; {name} says {:#}", pods.len(), cluster.data["status"]);
+            };
+            if let WatchEvent::Added(pod) = event.context("the watch ended")?? {
                 pods.insert(Pod::name_any(&pod));
             }
         }
@@ -44,32 +51,34 @@ pub async fn supernode(args: &Args) -> Result<()> {
         eprintln!("  run {n}: all pods created after {:.3} s", began.elapsed().as_secs_f64());
         wait_ready(&world, 1, args.limit()).await?;
         ready.push(began.elapsed());
-        writes = metrics(&world.operator).await?.sum(WRITES, "") - before.sum(WRITES, "");
-        world.clusters().delete(&name, &DeleteParams::default()).await?;
+        let after = metrics(&world.operator).await?;
+        (writes, kinds) = (after.sum(WRITES, "") - before.sum(WRITES, ""), by_kind(&after, &before));
+        world.clusters(0).delete(&name, &DeleteParams::default()).await?;
         wait_gone(&world, args.limit()).await?;
     }
     println!("supernode of 128 accelerators (16 nodes of 8), median of {}:", args.repeat);
     println!("  apply to all 16 pods created  {:>8.3} s (goal 1 s)", median(created).as_secs_f64());
     println!("  apply to cluster Ready        {:>8.3} s (minReadySeconds 0)", median(ready).as_secs_f64());
-    println!("  API writes of the operator    {writes:>8.0}");
+    println!("  API writes of the operator    {writes:>8.0}: {kinds}");
     Ok(())
 }
 
 /// One point: so many clusters from nothing to Ready, then at rest, then one change.
 pub async fn curve(args: &Args, clusters: usize) -> Result<()> {
-    let nodes = clusters * (args.supernodes * 2 + 1) + 4;
-    let world = World::start(args, nodes, 4, 18).await?;
+    let nodes = nodes(args, clusters);
+    let world = World::start(args, nodes, 4, RACK, clusters.div_ceil(TEAM)).await?;
     let before = metrics(&world.operator).await?;
+    let (cpu, cpu_all) = (cpu_seconds(world.operator.pid()), cpu_of_all());
     let began = Instant::now();
     let apply = stream::iter(0..clusters).map(|n| {
-        let (spec, world) = (cluster(&format!("c{n:04}"), args.supernodes, 2, 4), &world);
-        async move { world.apply(&spec).await }
+        let (spec, world) = (cluster(&name(n), args.supernodes, args.nodes, 4), &world);
+        async move { world.apply(n, &spec).await }
     });
     apply.buffer_unordered(8).collect::<Vec<_>>().await.into_iter().collect::<Result<()>>()?;
     let reached = wait_ready(&world, clusters, args.limit()).await;
     let took = began.elapsed();
     let after = metrics(&world.operator).await?;
-    let pods = world.pods().list_metadata(&ListParams::default()).await?.items.len();
+    let pods = world.all_pods().list_metadata(&ListParams::default()).await?.items.len();
     let writes = after.sum(WRITES, "") - before.sum(WRITES, "");
     let p95 = after.quantile(RECONCILE, 0.95, &before);
     println!(
@@ -82,12 +91,47 @@ pub async fn curve(args: &Args, clusters: usize) -> Result<()> {
         world.operator.memory() >> 20,
         world.nodes.memory() >> 20,
     );
+    let cpu = cpu_seconds(world.operator.pid()) - cpu;
+    println!("       CPU: operator {cpu:.1} s, everything {:.1} s", cpu_of_all() - cpu_all);
+    println!("       writes: {}", by_kind(&after, &before));
     if let Err(error) = reached {
         println!("       {error:#}");
         return Ok(());
     }
     at_rest(args, &world).await?;
-    changes(args, &world).await
+    changes(args, &world).await?;
+    edits(args, &world, clusters).await
+}
+
+/// How long reconciles take beside so many others when users change one cluster after the other.
+async fn edits(args: &Args, world: &World, clusters: usize) -> Result<()> {
+    let before = metrics(&world.operator).await?;
+    let mut times = Vec::new();
+    for n in 0..args.edits {
+        let mut spec = cluster(&name(n % clusters), args.supernodes, args.nodes, 4);
+        // The first cluster has two gateways since `changes`.
+        spec["spec"]["gateway"]["replicas"] = json!(3 + n / clusters);
+        let began = Instant::now();
+        world.apply(n % clusters, &spec).await?;
+        wait_named_ready(world, n % clusters, args.limit()).await?;
+        times.push(began.elapsed());
+    }
+    let after = metrics(&world.operator).await?;
+    println!(
+        "       {} edits one after the other: reconcile p50 <= {:.3} s, p95 <= {:.3} s (goal 0.25 s); edit to Ready {:.2} s",
+        args.edits,
+        after.quantile(RECONCILE, 0.5, &before),
+        after.quantile(RECONCILE, 0.95, &before),
+        median(times).as_secs_f64(),
+    );
+    Ok(())
+}
+
+/// Nodes for so many clusters. Prefill pods go anywhere and may leave a rack with one node too few for another gang.
+fn nodes(args: &Args, clusters: usize) -> usize {
+    let racks = (clusters * args.supernodes).div_ceil(RACK / args.nodes);
+    let wanted = racks * RACK + clusters;
+    wanted + wanted / 8 + RACK
 }
 
 /// CPU and writes of an operator that has nothing to do.
@@ -116,24 +160,24 @@ async fn restart_time(args: &Args, world: &World) -> Result<Duration> {
 
 /// Writes of the operator for one small edit and for the loss of one pod.
 async fn changes(args: &Args, world: &World) -> Result<()> {
-    let mut spec = cluster("c0000", args.supernodes, 2, 4);
+    let mut spec = cluster(&name(0), args.supernodes, args.nodes, 4);
     spec["spec"]["gateway"]["replicas"] = json!(2);
     let before = metrics(&world.operator).await?;
-    world.apply(&spec).await?;
-    wait_named_ready(world, "c0000", args.limit()).await?;
+    world.apply(0, &spec).await?;
+    wait_named_ready(world, 0, args.limit()).await?;
     let edited = metrics(&world.operator).await?;
     let list = ListParams::default().labels("deepinfer.io/cluster=c0000,deepinfer.io/node-index=0");
-    let pods = world.pods().list(&list).await?.items;
+    let pods = world.pods(0).list(&list).await?.items;
     let lost = pods.first().context("no supernode has a pod")?;
     let supernode = lost.labels().get("deepinfer.io/supernode").cloned().unwrap_or_default();
-    world.pods().delete(&lost.name_any(), &DeleteParams::default().grace_period(0)).await?;
+    world.pods(0).delete(&lost.name_any(), &DeleteParams::default().grace_period(0)).await?;
     let began = Instant::now();
     let gone = ListParams::default().labels(&format!("deepinfer.io/supernode={supernode}"));
-    while !world.pods().list_metadata(&gone).await?.items.is_empty() {
+    while !world.pods(0).list_metadata(&gone).await?.items.is_empty() {
         ensure!(began.elapsed() < args.limit(), "the supernode is not replaced");
         tokio::time::sleep(POLL).await;
     }
-    wait_named_ready(world, "c0000", args.limit()).await?;
+    wait_named_ready(world, 0, args.limit()).await?;
     let took = began.elapsed();
     let after = metrics(&world.operator).await?;
     println!(
@@ -147,7 +191,7 @@ async fn changes(args: &Args, world: &World) -> Result<()> {
 
 /// From the death of a leader to the next one, with the default lease; the median of some.
 pub async fn failover(args: &Args) -> Result<()> {
-    let world = World::start(args, 4, 4, 4).await?;
+    let world = World::start(args, 4, 4, 4, 1).await?;
     let mut leader = world.operator;
     let mut times = Vec::new();
     for _ in 0..args.repeat.min(3) {
@@ -166,14 +210,22 @@ pub async fn failover(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// What was written, by kind and verb.
+fn by_kind(after: &Metrics, before: &Metrics) -> String {
+    let grown = after.growth(WRITES, before);
+    grown.iter().map(|(words, growth)| format!("{words} {growth:.0}")).collect::<Vec<_>>().join(", ")
+}
+
 async fn metrics(operator: &Operator) -> Result<Metrics> {
     Ok(Metrics::read(&operator.metrics_text().await?))
 }
 
 async fn wait_ready(world: &World, count: usize, within: Duration) -> Result<()> {
     let deadline = Instant::now() + within;
+    // Whoever looks at hundreds of clusters ten times a second is most of the API server's work.
+    let pause = POLL.max(Duration::from_millis(10) * u32::try_from(count)?);
     loop {
-        let all = world.clusters().list(&ListParams::default()).await?.items;
+        let all = world.all_clusters().list(&ListParams::default().match_any()).await?.items;
         let ready = all.iter().filter(|cluster| is_ready(cluster)).count();
         if ready >= count {
             return Ok(());
@@ -183,14 +235,19 @@ async fn wait_ready(world: &World, count: usize, within: Duration) -> Result<()>
             .find(|cluster| !is_ready(cluster))
             .map(|cluster| &cluster.data["status"]["conditions"]);
         ensure!(Instant::now() < deadline, "{ready} of {count} clusters are Ready; one says {waits:?}");
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
-async fn wait_named_ready(world: &World, name: &str, within: Duration) -> Result<()> {
+/// Name of the `n`th cluster of the curve.
+fn name(n: usize) -> String {
+    format!("c{n:04}")
+}
+
+async fn wait_named_ready(world: &World, n: usize, within: Duration) -> Result<()> {
     let deadline = Instant::now() + within;
-    while !is_ready(&world.clusters().get(name).await?) {
-        ensure!(Instant::now() < deadline, "{name} is not Ready");
+    while !is_ready(&world.clusters(n).get(&name(n)).await?) {
+        ensure!(Instant::now() < deadline, "{} is not Ready", name(n));
         tokio::time::sleep(POLL).await;
     }
     Ok(())
@@ -199,8 +256,8 @@ async fn wait_named_ready(world: &World, name: &str, within: Duration) -> Result
 async fn wait_gone(world: &World, within: Duration) -> Result<()> {
     let deadline = Instant::now() + within;
     loop {
-        let clusters = world.clusters().list_metadata(&ListParams::default()).await?.items.len();
-        let pods = world.pods().list_metadata(&ListParams::default()).await?.items.len();
+        let clusters = world.all_clusters().list_metadata(&ListParams::default()).await?.items.len();
+        let pods = world.all_pods().list_metadata(&ListParams::default()).await?.items.len();
         if clusters + pods == 0 {
             return Ok(());
         }

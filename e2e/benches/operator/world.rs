@@ -23,13 +23,20 @@ pub struct World {
     pub agents: Agents,
     pub nodes: PretendNodes,
     pub client: Client,
-    pub namespace: String,
+    /// Where clusters go, in turn.
+    pub namespaces: Vec<String>,
     pub plane: ControlPlane,
 }
 
 impl World {
-    /// Starts everything: `count` nodes with `accelerators` each, in domains of `domain` nodes.
-    pub async fn start(args: &Args, count: usize, accelerators: u32, domain: usize) -> Result<Self> {
+    /// Starts everything: `count` nodes with `accelerators` each, in domains of `domain` nodes, and `teams` namespaces.
+    pub async fn start(
+        args: &Args,
+        count: usize,
+        accelerators: u32,
+        domain: usize,
+        teams: usize,
+    ) -> Result<Self> {
         let options = Options {
             native_gangs: false,
             // Thousands of leases on few cores: a late one is no dead node.
@@ -55,8 +62,11 @@ impl World {
         let agents = Agents::start(client.clone()).await?;
         let operator = Operator::start(&plane, Self::options(args, &agents)).await?;
         operator.wait_leading(PATIENCE).await?;
-        let namespace = plane.namespace("bench").await?;
-        Ok(Self { operator, agents, nodes, client, namespace, plane })
+        let mut namespaces = Vec::new();
+        for _ in 0..teams {
+            namespaces.push(plane.namespace("bench").await?);
+        }
+        Ok(Self { operator, agents, nodes, client, namespaces, plane })
     }
 
     /// Flags of the operator; the rest are its defaults.
@@ -66,25 +76,41 @@ impl World {
         options
     }
 
-    /// Clusters of the bench's namespace.
-    pub fn clusters(&self) -> Api<DynamicObject> {
-        let resource =
-            ApiResource::from_gvk(&GroupVersionKind::gvk("deepinfer.io", "v1alpha1", "DeepInferCluster"));
-        Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+    /// Clusters of all namespaces.
+    pub fn all_clusters(&self) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &resource())
     }
 
-    /// Pods of the bench's namespace.
-    pub fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), &self.namespace)
+    /// Clusters of the namespace of the `n`th one.
+    pub fn clusters(&self, n: usize) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), self.namespace(n), &resource())
     }
 
-    /// Applies a cluster as a user.
-    pub async fn apply(&self, cluster: &Value) -> Result<()> {
+    /// Pods of all namespaces.
+    pub fn all_pods(&self) -> Api<Pod> {
+        Api::all(self.client.clone())
+    }
+
+    /// Pods of the namespace of the `n`th cluster.
+    pub fn pods(&self, n: usize) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), self.namespace(n))
+    }
+
+    fn namespace(&self, n: usize) -> &str {
+        &self.namespaces[n % self.namespaces.len()]
+    }
+
+    /// Applies the `n`th cluster as a user.
+    pub async fn apply(&self, n: usize, cluster: &Value) -> Result<()> {
         let name = cluster["metadata"]["name"].as_str().context("a cluster without a name")?;
         let apply = PatchParams::apply("user").force();
-        self.clusters().patch(name, &apply, &Patch::Apply(cluster)).await?;
+        self.clusters(n).patch(name, &apply, &Patch::Apply(cluster)).await?;
         Ok(())
     }
+}
+
+fn resource() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("deepinfer.io", "v1alpha1", "DeepInferCluster"))
 }
 
 /// A cluster with one prefill worker and one gateway.
@@ -94,7 +120,9 @@ pub fn cluster(name: &str, supernodes: usize, nodes: usize, accelerators: u32) -
         "kind": "DeepInferCluster",
         "metadata": {"name": name},
         "spec": {
-            "accelerator": {"vendor": "nvidia", "acceleratorsPerNode": accelerators},
+            "accelerator": {
+                "vendor": "nvidia", "acceleratorsPerNode": accelerators, "topologyProfile": "nvl-generic",
+            },
             "engine": {"image": "registry.example/deepinfer@sha256:0"},
             "model": {"name": "pretend", "source": {"uri": "file:///models/pretend"}},
             "prefill": {"replicas": 1},

@@ -218,10 +218,7 @@ impl Reconciler {
             tracing::debug!(namespace = key.0, cluster = key.1, reconcile_id = id, "unchanged");
         }
         if let Some(error) = outcome.error {
-            return (
-                ReconcileResult::Failed,
-                self.after_error(key, id, &error, !outcome.done.is_empty(), duration),
-            );
+            return (ReconcileResult::Failed, self.after_error(key, id, &error, outcome.moved, duration));
         }
         let Memory { rounds, idle, .. } = {
             let mut all = self.memory();
@@ -243,8 +240,8 @@ impl Reconciler {
         (if acted { ReconcileResult::Acted } else { ReconcileResult::Unchanged }, Some(after))
     }
 
-    /// When to look again. `got_on`: something was done before it went wrong, so the next failure is another one and the
-    /// waits begin anew.
+    /// When to look again. `got_on`: objects were changed before it went wrong, so the next failure is another one
+    /// and the waits begin anew; a status that only says so is none.
     fn after_error(
         &self,
         key: &Namespaced,

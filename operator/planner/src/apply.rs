@@ -2,13 +2,14 @@
 //! property tests, and own writes that no watch has shown yet.
 
 use deepinfer_crds::names::{GANG_GATE, ROUTABLE_GATE, annotation};
-use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use thiserror::Error;
 
 use crate::action::{Action, PodChange};
+use crate::emulate::has_ended;
 use crate::object::{Key, Kind, Object};
 use crate::world::World;
 
@@ -62,6 +63,22 @@ impl World {
     pub fn user_deletes(&mut self) {
         if let Some(name) = self.cluster().and_then(|c| c.metadata.name.clone()) {
             let _ = self.delete(&Key::new(Kind::Cluster, name), None, None);
+        }
+    }
+
+    /// A finalizer of somebody else is put on an object, or taken off it.
+    pub fn others_hold(&mut self, key: &Key, finalizer: &str, holds: bool) {
+        let stamp = self.stamp();
+        let Some(live) = self.objects.get_mut(key) else { return };
+        let meta = live.meta_mut();
+        let all = meta.finalizers.get_or_insert_default();
+        all.retain(|name| name != finalizer);
+        if holds {
+            all.push(finalizer.to_owned());
+        }
+        meta.resource_version = Some(stamp);
+        if meta.deletion_timestamp.is_some() && meta.finalizers.as_ref().is_none_or(Vec::is_empty) {
+            self.remove(key);
         }
     }
 
@@ -211,14 +228,15 @@ impl World {
         let Some(live) = self.objects.get_mut(key) else {
             return Ok(()); // gone already: what was wanted
         };
-        let meta = live.meta_mut();
-        if uid.is_some_and(|uid| meta.uid.as_deref() != Some(uid)) {
+        if uid.is_some_and(|uid| live.meta().uid.as_deref() != Some(uid)) {
             return Err(Conflict::Replaced(key.clone()));
         }
-        // A pod stays until its kubelet says that it has ended; what has finalizers stays until they are gone.
-        let stays = meta.finalizers.as_ref().is_some_and(|f| !f.is_empty())
-            || (key.kind == Kind::Pod && grace != Some(0));
-        if !stays {
+        // A pod that a node may run stays until its kubelet says that it has ended; one that nobody has begun, or that
+        // has ended, goes at once, as at the API server. What has finalizers stays until they are gone.
+        let held = live.meta().finalizers.as_ref().is_some_and(|f| !f.is_empty());
+        let runs = matches!(live, Object::Pod(pod) if may_run(pod));
+        let meta = live.meta_mut();
+        if !held && (!runs || grace == Some(0)) {
             self.remove(key);
         } else if meta.deletion_timestamp.is_none() {
             meta.deletion_timestamp = Some(now);
@@ -270,4 +288,10 @@ fn merge_value(live: &mut Value, desired: &Value) {
         }
         (live, desired) => *live = desired.clone(),
     }
+}
+/// Somebody may be running it: it is bound, or runs where nobody binds (one machine), and has not ended.
+fn may_run(pod: &Pod) -> bool {
+    let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    !has_ended(pod) && (bound || phase == Some("Running"))
 }

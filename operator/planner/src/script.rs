@@ -23,6 +23,8 @@
 //! nodes COUNT domain NAME RESOURCE AMOUNT    nodes join (kubernetes), with so many accelerators each
 //! node PART ready | notready | cordon | uncordon | gone | taint KEY | untaint KEY | label KEY=VALUE | unlabel KEY
 //!           | used RESOURCE AMOUNT           something happens to the nodes whose name has PART
+//! driver forms [PART] | cleans [PART]        the fabric driver holds ComputeDomains and marks the nodes of their pods,
+//!                                            or lets them go and takes the marks away
 //! blind                                      the operator may not read nodes
 //! apis [native] [topology] [volcano] [kai] [kueue] [computedomain]   what the API server serves
 //! show | status | fleet | explain            prints the world, the status, the fleet, resolved values
@@ -145,6 +147,7 @@ impl Story {
             "advance" => self.advance(part.parse().map_err(|_| "advance SECONDS")?),
             "nodes" => self.machines.add(&words[1..], self.world.now)?,
             "node" => self.machines.happen(&words[1..], self.world.now)?,
+            "driver" => self.driver(&words[1..])?,
             "blind" => self.machines.blind = true,
             "apis" => self.apis(&words[1..])?,
             "why" => self.why(),
@@ -204,6 +207,29 @@ impl Story {
             }
             _ => return Err("model ready | failed REASON MESSAGE".to_owned()),
         };
+        Ok(())
+    }
+
+    /// What the fabric driver does with ComputeDomains, by the name of their supernode.
+    fn driver(&mut self, words: &[&str]) -> Result<(), String> {
+        let (forms, part) = match *words {
+            ["forms", ref part @ ..] => (true, part.first().copied().unwrap_or_default()),
+            ["cleans", ref part @ ..] => (false, part.first().copied().unwrap_or_default()),
+            _ => return Err("driver forms [PART] | driver cleans [PART]".to_owned()),
+        };
+        let all = self.world.of(Kind::ComputeDomain).filter(|domain| domain.name().contains(part));
+        let domains: Vec<(Key, Option<String>)> = all.map(|d| (d.key(), d.meta().uid.clone())).collect();
+        if domains.is_empty() {
+            return Err(format!("no ComputeDomain has {part:?} in its name"));
+        }
+        for (key, uid) in domains {
+            if forms {
+                self.machines.mark(&self.world, &key.name, &uid.unwrap_or_default());
+            } else {
+                self.machines.unmark(&uid.unwrap_or_default());
+            }
+            self.world.others_hold(&key, "resource.nvidia.com/computeDomain", forms);
+        }
         Ok(())
     }
 

@@ -87,6 +87,11 @@ fn gates_are_lifted_together_or_the_gang_is_given_up_after_its_time_out() {
     let (why, told) = tell(&story);
     assert!(told.contains("GangTimeout"), "{told}");
     assert!(why.contains("Starting, rack-b"), "{why}");
+    // An operator that was away for as long finds the room as it left it.
+    let story = racks(&[("rack-a", 2)], 1, "");
+    let before = story.rfind("run\n").expect("the first run");
+    let (why, told) = tell(&format!("{}step\nstep\nstep\nadvance 700\nrun\nwhy\n", &story[..before]));
+    assert!(!told.contains("GangTimeout") && why.contains("Starting, rack-a"), "{told}");
 }
 
 /// OP-133: what the scheduler says is in the status; after the gang time-out nothing is held.
@@ -159,6 +164,30 @@ fn nodes_that_still_carry_the_label_of_an_old_compute_domain_are_waited_for() {
     assert!(why.contains("Pending, no domain") && why.contains("1 CliqueBusy"), "{why}");
     let cleared = format!("{marked}node rack-a-00 unlabel resource.nvidia.com/computeDomain\nrun\nwhy\n");
     assert!(tell(&cleared).0.contains("Starting, rack-a"));
+}
+
+/// What a driver does not take away for five minutes is somebody's work; the nodes are avoided meanwhile.
+#[test]
+fn a_driver_that_does_not_clean_up_is_named_and_its_nodes_are_avoided() {
+    let rest = "serve\nrun\nadvance 60\nrun\ndriver forms\nset spec.operation {\"restartToken\":\"2\"}\n\
+                run\ndrained decode\nrun\nend\nrun\nadvance 60\nrun\n";
+    let story = racks(&[("rack-a", 2)], 1, rest).replacen(
+        "cluster typical",
+        "apis computedomain\ncluster typical",
+        1,
+    );
+    let (status, told) = tell(&format!("{story}status\n"));
+    assert!(status.contains("FabricCleanup") && status.contains("is not gone"), "{status}");
+    assert_eq!(count(&told, "FabricCleanupStuck"), 0, "{told}");
+    let (why, told) = tell(&format!("{story}advance 300\nrun\nadvance 60\nrun\nwhy\n"));
+    assert_eq!(count(&told, " FabricCleanupStuck: "), 1, "said once\n{told}");
+    assert!(why.contains("avoided: Node rack-a-00") && why.contains("Pending"), "{why}");
+    // It goes on elsewhere as soon as it can, and there when the driver has done its work at last.
+    let (why, _) =
+        tell(&format!("{story}advance 300\nrun\nnodes 2 domain rack-b nvidia.com/gpu 4\nrun\nwhy\n"));
+    assert!(why.contains("Starting, rack-b"), "{why}");
+    let (why, _) = tell(&format!("{story}driver cleans\nrun\nwhy\n"));
+    assert!(why.contains("Starting, rack-a"), "{why}");
 }
 
 /// OP-086: who waits says for what, and after a while that a person must look.

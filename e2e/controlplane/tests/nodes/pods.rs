@@ -131,7 +131,7 @@ async fn init_containers_run_in_order_and_sidecars_go_on_beside_the_others() {
     };
     let mut sidecar = step(
         "sidecar",
-        "touch /shared/up; trap 'echo down >> /shared/order; exit 0' TERM; \
+        "touch /shared/up; trap 'sleep 0.5; echo down >> /shared/order; exit 0' TERM; \
         while :; do sleep 0.05; done",
     );
     sidecar["restartPolicy"] = json!("Always");

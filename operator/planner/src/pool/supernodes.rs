@@ -245,6 +245,7 @@ fn raise(
             if step.report.waiting.len() > lines {
                 let waiting = &step.report.waiting[lines];
                 let (why, message) = (waiting.reason.clone(), waiting.message.clone());
+                said.waits = Some(why.clone());
                 if why == reason::LABEL_MISSING || why == reason::DOMAIN_TOO_SMALL {
                     outcome.topology = Some((why, message));
                 }

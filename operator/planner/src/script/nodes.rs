@@ -10,6 +10,7 @@ use crate::nodes::{Namespaced, NodeFacts, Nodes, Promise};
 use crate::object::Kind;
 use crate::supernode::fabric::CLAIM;
 use crate::supernode::place::DOMAIN;
+use crate::topology::COMPUTE_DOMAIN_LABEL;
 use crate::world::World;
 
 /// The label that names the domain of a story's nodes.
@@ -89,6 +90,28 @@ impl Machines {
             }
         }
         Ok(())
+    }
+
+    /// The label of a ComputeDomain on the nodes where pods of its supernode are bound.
+    pub fn mark(&mut self, world: &World, supernode: &str, uid: &str) {
+        let of_it = |pod: &&Pod| {
+            let labels = pod.metadata.labels.as_ref();
+            labels.and_then(|labels| labels.get(label::SUPERNODE)).is_some_and(|name| name == supernode)
+        };
+        for node in world.pods().filter(of_it).filter_map(node_of) {
+            if let Some(node) = self.by_name.get_mut(node) {
+                node.labels.insert(COMPUTE_DOMAIN_LABEL.to_owned(), uid.to_owned());
+            }
+        }
+    }
+
+    /// Takes it away.
+    pub fn unmark(&mut self, uid: &str) {
+        for node in self.by_name.values_mut() {
+            if node.labels.get(COMPUTE_DOMAIN_LABEL).is_some_and(|marked| marked == uid) {
+                node.labels.remove(COMPUTE_DOMAIN_LABEL);
+            }
+        }
     }
 
     /// The story has nodes.

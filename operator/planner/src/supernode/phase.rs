@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use deepinfer_crds::cluster::SchedulingBackend;
+use deepinfer_crds::condition;
 use deepinfer_crds::names::{GANG_GATE, annotation};
 use deepinfer_crds::{Supernode, SupernodePhase};
 use deepinfer_protocol::agent_status::AgentPhase;
@@ -20,6 +21,7 @@ use crate::cluster::resolve::Life;
 use crate::emulate::has_ended;
 use crate::naming::supernode_pod;
 use crate::object::{Kind, Object};
+use crate::topology;
 use crate::world::World;
 
 /// Seconds without a word of an agent whose pod runs, after which its supernode counts as lost (operator.md 7.0).
@@ -47,6 +49,8 @@ pub(crate) struct Seen {
     pub first_bound: Option<i64>,
     /// Its pods were bound to one domain by us: if that has no room any more, another must be chosen.
     pub pinned: bool,
+    /// An earlier look found no room for it; not looking is not finding.
+    pub no_room: bool,
     /// When the first of its pods was made, in seconds since 1970; an incarnation may wait long before.
     pub first_made: Option<i64>,
     /// Creation, in seconds since 1970.
@@ -141,6 +145,7 @@ pub(crate) fn see(world: &World, supernode: &Supernode, patience: Patience) -> S
         first_bound: None,
         first_made: None,
         pinned: false,
+        no_room: was_without_room(supernode),
         created: supernode.metadata.creation_timestamp.as_ref().map_or(world.now, |t| t.0.as_second()),
     };
     // Queues of other backends may be long; they hold nothing meanwhile.
@@ -219,6 +224,14 @@ fn phase(
     }
 }
 
+/// Whether its status says that there was no room.
+fn was_without_room(supernode: &Supernode) -> bool {
+    let conditions = supernode.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let placed = condition::get(conditions, condition::kind::supernode::PLACED);
+    placed
+        .is_some_and(|placed| placed.status == "False" && placed.reason == topology::reason::NOT_ENOUGH_FREE)
+}
+
 /// What should have happened by now and has not.
 fn overdue(
     world: &World,
@@ -242,8 +255,10 @@ fn overdue(
             format!("{} of {} pods have a node {limit} s after the first one", seen.bound, seen.made);
         return with_node(failure(pod, "GangTimeout", &message, None));
     }
+    // Behind our gate it waits for us: only a look that found the room taken lets its time run out.
+    let waits_for_room = if seen.gated > 0 { seen.no_room } else { seen.pinned && seen.bound == 0 };
     if let Some(limit) = patience.gang
-        && (seen.gated > 0 || (seen.pinned && seen.bound == 0))
+        && waits_for_room
         && world.now - seen.first_made.unwrap_or(seen.created) > limit
     {
         let message =

@@ -152,7 +152,7 @@ pub(crate) fn plan(
         } else {
             let key = Object::from(supernode.clone()).key();
             let message = "the room that it was made for is taken; it is given up after the gang's time-out";
-            step.wait(&key, "NotEnoughFree", seen.created, message);
+            step.wait(&key, topology::reason::NOT_ENOUGH_FREE, seen.created, message);
         }
         return said;
     }

@@ -15,6 +15,8 @@ use crate::step::Step;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Said {
     pub placement: Option<PlacementStatus>,
+    /// Why it has no place yet.
+    pub waits: Option<String>,
     /// Domain that all pods sit in.
     pub domain: Option<String>,
     /// Failures of this one and those before it.
@@ -64,7 +66,7 @@ pub(crate) fn write(step: &mut Step<'_>, supernode: &Supernode, seen: &Seen, sai
         &mut status.conditions,
         kind::supernode::PLACED,
         placed,
-        if placed { reason::FOUND } else { &phase },
+        if placed { reason::FOUND } else { said.waits.as_ref().unwrap_or(&phase) },
     );
     truth(&mut status.conditions, kind::supernode::STARTED, started, &phase);
     truth(&mut status.conditions, kind::supernode::ROUTABLE, seen.serves(), &phase);

@@ -70,14 +70,16 @@ fn phase(pod: &Pod, views: &[View], over: bool) -> &'static str {
         let bad = init_failed || waiting || mains().any(failed);
         return if bad { "Failed" } else { "Succeeded" };
     }
+    // As a kubelet's: a pod has not ended while anything of it runs, the sidecars above all.
+    let runs = views.iter().any(|view| matches!(view.state, State::Running { .. }));
     if init_failed && policy == "Never" {
-        return "Failed";
+        return if runs { "Pending" } else { "Failed" };
     }
     if waiting || !views.iter().all(lets_others_start) && mains().all(|v| !v.began) {
         return "Pending";
     }
     let all_ended = mains().all(|view| view.done.is_some());
-    match all_ended {
+    match all_ended && !runs {
         false => "Running",
         true if mains().any(failed) => "Failed",
         true => "Succeeded",
