@@ -17,6 +17,8 @@ use crate::figures::{Metrics, cpu_of_all, cpu_seconds, median};
 use crate::world::{cluster, is_ready};
 
 const RECONCILE: &str = "deepinfer_operator_reconcile_duration_seconds";
+const REQUEST: &str = "deepinfer_operator_api_request_seconds";
+const PLAN: &str = "deepinfer_operator_plan_seconds";
 const WRITES: &str = "deepinfer_operator_api_writes_total";
 /// Clusters of one namespace: Kubernetes' own controllers look through a whole namespace for each pod.
 const TEAM: usize = 5;
@@ -124,6 +126,12 @@ async fn edits(args: &Args, world: &World, clusters: usize) -> Result<()> {
         after.quantile(RECONCILE, 0.95, &before),
         median(times).as_secs_f64(),
     );
+    println!(
+        "       of these: plans p95 <= {:.3} s, requests to the API server p50 <= {:.3} s, p95 <= {:.3} s",
+        after.quantile(PLAN, 0.95, &before),
+        after.quantile(REQUEST, 0.5, &before),
+        after.quantile(REQUEST, 0.95, &before),
+    );
     Ok(())
 }
 
@@ -142,9 +150,10 @@ async fn at_rest(args: &Args, world: &World) -> Result<()> {
     let used = (cpu_seconds(world.operator.pid()) - cpu) / args.idle_seconds as f64;
     let writes = metrics(&world.operator).await?.sum(WRITES, "") - before.sum(WRITES, "");
     println!(
-        "       at rest for {} s: {:.1} % of a core, {writes:.0} writes; start to ready again {:.1} s",
+        "       at rest for {} s: {:.1} % of a core, {} MiB, {writes:.0} writes; start to ready again {:.1} s",
         args.idle_seconds,
         used * 100.0,
+        world.operator.memory() >> 20,
         restart_time(args, world).await?.as_secs_f64(),
     );
     Ok(())

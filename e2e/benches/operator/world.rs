@@ -58,7 +58,8 @@ impl World {
         let nodes = (0..count).map(node).collect();
         let client = plane.client();
         let nodes = PretendNodes::start(client.clone(), &plane.kubeconfig()?, nodes, &pretend).await?;
-        nodes.wait_ready(PATIENCE).await?;
+        // kwok readies about twenty nodes a second on two cores.
+        nodes.wait_ready(PATIENCE + Duration::from_millis(100) * u32::try_from(count)?).await?;
         let agents = Agents::start(client.clone()).await?;
         let operator = Operator::start(&plane, Self::options(args, &agents)).await?;
         operator.wait_leading(PATIENCE).await?;

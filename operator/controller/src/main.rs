@@ -7,6 +7,9 @@ use clap::Parser;
 use deepinfer_operator::args::{Cli, Command, CrdsAction, RunArgs};
 use deepinfer_operator::{manifests, run, telemetry};
 
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => serve(*args),

@@ -150,6 +150,8 @@ pub struct Metrics {
     watch_age: Family<Named<1>, Gauge<f64, std::sync::atomic::AtomicU64>>,
     leader: Gauge,
     drift: Family<One, Counter>,
+    requests: Histograms<One>,
+    plans: Histogram,
     calls: Histograms<One>,
     unreachable: Gauge,
     agents: Gauge,
@@ -177,6 +179,8 @@ impl Metrics {
             watch_age: Family::default(),
             leader: Gauge::default(),
             drift: Family::default(),
+            requests: Histograms::new_with_constructor(Bounds(SHORT)),
+            plans: Bounds(SHORT).new_metric(),
             calls: Histograms::new_with_constructor(Bounds(SHORT)),
             unreachable: Gauge::default(),
             agents: Gauge::default(),
@@ -200,6 +204,10 @@ impl Metrics {
         registry.register("reconcile_errors", "What went wrong in reconciles", self.errors.clone());
         registry.register("queue_depth", "Clusters that wait for a reconcile", self.queue.clone());
         registry.register("api_writes", "Writes to the API server", self.writes.clone());
+        let help = "Time of requests to the API server, watches left out";
+        registry.register_with_unit("api_request", help, Unit::Seconds, self.requests.clone());
+        let help = "Time of planning, the part of a reconcile that waits for nobody";
+        registry.register_with_unit("plan", help, Unit::Seconds, self.plans.clone());
         let help = "Since the last event or bookmark of a watch";
         registry.register_with_unit("watch_age", help, Unit::Seconds, self.watch_age.clone());
         registry.register("leader", "1 if this replica acts", self.leader.clone());
@@ -251,6 +259,16 @@ impl Metrics {
     /// The API server took a write.
     pub fn wrote(&self, kind: Kind, verb: Verb) {
         self.writes.get_or_create(&[("kind", kind_word(kind)), ("verb", verb.as_str())]).inc();
+    }
+
+    /// The API server answered a request, or the request was given up.
+    pub fn requested(&self, verb: &'static str, took: Duration) {
+        self.requests.get_or_create(&[("verb", verb)]).observe(took.as_secs_f64());
+    }
+
+    /// A plan was made.
+    pub fn planned(&self, took: Duration) {
+        self.plans.observe(took.as_secs_f64());
     }
 
     /// Writes of a verb since the start, of all kinds; for tests and the log line at the end.
@@ -356,6 +374,8 @@ mod tests {
         metrics.reconciled(ReconcileResult::Acted, Duration::from_millis(3));
         metrics.error(ErrorClass::Quota);
         metrics.wrote(Kind::Pod, Verb::Create);
+        metrics.requested("create", Duration::from_millis(7));
+        metrics.planned(Duration::from_millis(1));
         metrics.drift(Kind::Service);
         metrics.leader(true);
         metrics.called(CallKind::Status, Duration::from_millis(1));
@@ -369,6 +389,8 @@ mod tests {
             "deepinfer_operator_reconcile_errors_total{kind=\"DeepInferCluster\",class=\"quota\"} 1",
             "deepinfer_operator_queue_depth{kind=\"DeepInferCluster\"} 0",
             "deepinfer_operator_api_writes_total{kind=\"Pod\",verb=\"create\"} 1",
+            "deepinfer_operator_api_request_seconds_count{verb=\"create\"} 1",
+            "deepinfer_operator_plan_seconds_count 1",
             "deepinfer_operator_watch_age_seconds{kind=\"pods\"}",
             "deepinfer_operator_leader 1",
             "deepinfer_operator_drift_corrections_total{kind=\"Service\"} 1",

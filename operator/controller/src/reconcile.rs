@@ -188,7 +188,10 @@ impl Reconciler {
 
     /// Planning is pure work on values: the other tasks of this thread go elsewhere meanwhile.
     fn plan(&self, world: &World) -> Plan {
-        tokio::task::block_in_place(|| plan(world, &self.target))
+        let begun = Instant::now();
+        let plan = tokio::task::block_in_place(|| plan(world, &self.target));
+        self.executor.metrics.planned(begun.elapsed());
+        plan
     }
 
     fn after_plan(

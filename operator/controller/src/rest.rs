@@ -1,7 +1,7 @@
 //! Calls to the API server: one place for paths, deadlines, errors and the rule that only a leader writes.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deepinfer_planner::{Key, Kind, Object};
 use http::{Method, Request, Response};
@@ -277,7 +277,10 @@ impl Rest {
             let bytes = response.into_body().collect().await;
             Ok(bytes.map_err(|source| transport(verb, what, source))?.to_bytes())
         };
-        let bytes = tokio::time::timeout(self.deadline, answer).await.map_err(|_| Error::TimedOut {
+        let begun = Instant::now();
+        let bytes = tokio::time::timeout(self.deadline, answer).await;
+        self.metrics.requested(verb.as_str(), begun.elapsed());
+        let bytes = bytes.map_err(|_| Error::TimedOut {
             verb: verb.as_str(),
             what: what.to_owned(),
             seconds: self.deadline.as_secs(),

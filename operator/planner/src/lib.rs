@@ -41,7 +41,7 @@ pub use check::{Finding, check};
 pub use diff::describe;
 pub use emulate::{has_ended, is_ready};
 pub use naming::{Component, pool_name, supernode_pod};
-pub use nodes::{Apis, Namespaced, NativeVersion, NodeFacts, Nodes, Promise};
+pub use nodes::{Apis, Labels, Namespaced, NativeVersion, NodeFacts, Nodes, Promise};
 pub use object::{Foreign, Key, Kind, Object, covers};
 pub use plan::{Plan, plan};
 pub use report::{Explained, Origin, Problem, Report, Waiting};

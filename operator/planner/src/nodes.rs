@@ -1,11 +1,62 @@
 //! Nodes and what runs on them, as far as placement must know: counted once for all clusters by the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
 /// A namespace and a name in it.
 pub type Namespaced = (String, String);
+
+/// Labels of a node, sorted by key. Copies share them, and whoever reads thousands of nodes can share the words: of a
+/// fleet's labels most are the same on every node.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Labels(Arc<[(Arc<str>, Arc<str>)]>);
+
+impl Labels {
+    /// The value of a label.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let at = self.0.binary_search_by(|(label, _)| (**label).cmp(key)).ok()?;
+        Some(&self.0[at].1)
+    }
+
+    /// Whether there is such a label.
+    pub fn contains_key(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// All of them, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>)> {
+        self.0.iter().map(|(key, value)| (key, value))
+    }
+
+    /// Sets a label; copies keep what they have.
+    pub fn insert(&mut self, key: &str, value: &str) {
+        self.remove(key);
+        let others = self.0.iter().cloned();
+        *self = others.chain([(key.into(), value.into())]).collect();
+    }
+
+    /// Takes a label away; copies keep what they have.
+    pub fn remove(&mut self, key: &str) {
+        *self = self.0.iter().filter(|(label, _)| **label != *key).cloned().collect();
+    }
+}
+
+/// The last of two labels with one key counts.
+impl<K: Into<Arc<str>>, V: Into<Arc<str>>> FromIterator<(K, V)> for Labels {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(labels: I) -> Self {
+        let sorted: BTreeMap<Arc<str>, Arc<str>> =
+            labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        Self(sorted.into_iter().collect())
+    }
+}
+
+impl std::fmt::Debug for Labels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
 
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,7 +64,7 @@ pub struct NodeFacts {
     /// Its name.
     pub name: String,
     /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Labels,
     /// Its taints, those of the node life cycle included.
     pub taints: Vec<Taint>,
     /// Its Ready condition is true.
@@ -39,6 +90,8 @@ pub struct Promise {
     pub domain: String,
     /// Pods that are not bound yet.
     pub pods: u32,
+    /// Of these, pods that no gate of ours holds back: the scheduler may bind them at any moment.
+    pub lifted: u32,
     /// Resource that each pod asks for, and how much.
     pub resource: Option<(String, i64)>,
 }
@@ -46,14 +99,31 @@ pub struct Promise {
 /// All nodes at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Nodes {
-    /// By name.
-    pub by_name: BTreeMap<String, NodeFacts>,
+    /// By name; looks at one moment and at the next share what did not change.
+    pub by_name: BTreeMap<Arc<str>, Arc<NodeFacts>>,
     /// By supernode, of all clusters.
     pub promised: BTreeMap<Namespaced, Promise>,
     /// Supernodes of all clusters that have, or wait for, a ComputeDomain.
     pub fabrics: BTreeSet<Namespaced>,
     /// The operator may not read nodes: nothing is known, nothing is decided by them.
     pub unreadable: bool,
+}
+
+impl Nodes {
+    /// Adds a node, or puts it in the place of an older one.
+    pub fn insert(&mut self, node: NodeFacts) {
+        self.by_name.insert(node.name.as_str().into(), Arc::new(node));
+    }
+
+    /// A node, to be changed.
+    pub fn node_mut(&mut self, name: &str) -> Option<&mut NodeFacts> {
+        self.by_name.get_mut(name).map(Arc::make_mut)
+    }
+
+    /// All nodes, to be changed.
+    pub fn nodes_mut(&mut self) -> impl Iterator<Item = &mut NodeFacts> {
+        self.by_name.values_mut().map(Arc::make_mut)
+    }
 }
 
 /// What the API server offers beside its core, as probed at start and every ten minutes.
@@ -80,4 +150,23 @@ pub enum NativeVersion {
     V1Alpha2,
     /// Kubernetes 1.37: `disruptionMode` is a struct.
     V1Beta1,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_found_set_and_taken_away_and_copies_keep_theirs() {
+        let mut labels: Labels = [("b", "1"), ("a", "2"), ("b", "3")].into_iter().collect();
+        let copy = labels.clone();
+        assert_eq!((labels.get("a"), labels.get("b"), labels.get("c")), (Some("2"), Some("3"), None));
+        labels.insert("c", "4");
+        labels.insert("a", "5");
+        labels.remove("b");
+        labels.remove("unknown");
+        assert_eq!(format!("{labels:?}"), r#"{"a": "5", "c": "4"}"#);
+        assert_eq!(format!("{copy:?}"), r#"{"a": "2", "b": "3"}"#);
+        assert!(labels.contains_key("c") && !copy.contains_key("c"));
+    }
 }

@@ -55,8 +55,14 @@ pub struct Foreign {
     pub status: Value,
 }
 
+/// How an object is held inside [`Object`]: the few large ones in a box of their own, or every object were as large.
+macro_rules! held {
+    ($type:ty) => { $type };
+    ($type:ty, boxed) => { Box<$type> };
+}
+
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident($type:ty)),* $(,)? ; $($(#[$fdoc:meta])* $foreign:ident),* $(,)?) => {
+    ($($(#[$doc:meta])* $kind:ident($type:ty $(, $held:ident)?)),* $(,)? ; $($(#[$fdoc:meta])* $foreign:ident),* $(,)?) => {
         /// Kinds of a world, in the order in which they are created.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Kind {
@@ -68,7 +74,7 @@ macro_rules! kinds {
         #[derive(Clone, Debug, PartialEq)]
         #[allow(clippy::large_enum_variant)]
         pub enum Object {
-            $($(#[$doc])* $kind($type),)*
+            $($(#[$doc])* $kind(held!($type $(, $held)?)),)*
             $($(#[$fdoc])* $foreign(Foreign),)*
         }
 
@@ -134,7 +140,7 @@ macro_rules! kinds {
 
         $(impl From<$type> for Object {
             fn from(object: $type) -> Self {
-                Self::$kind(object)
+                Self::$kind(object.into())
             }
         })*
     };
@@ -142,7 +148,7 @@ macro_rules! kinds {
 
 kinds! {
     /// What the user writes.
-    Cluster(DeepInferCluster),
+    Cluster(DeepInferCluster, boxed),
     /// Identity of the pods; its token is not mounted.
     ServiceAccount(ServiceAccount),
     /// The key of control and data ports.

@@ -128,7 +128,7 @@ impl World {
     /// The cluster that this world is about; the first by name.
     pub fn cluster(&self) -> Option<&DeepInferCluster> {
         self.of(Kind::Cluster).find_map(|object| match object {
-            Object::Cluster(cluster) => Some(cluster),
+            Object::Cluster(cluster) => Some(&**cluster),
             _ => None,
         })
     }
@@ -173,7 +173,7 @@ impl World {
             }
         }
         cluster.metadata.resource_version = Some(stamp);
-        self.objects.insert(Key::new(Kind::Cluster, name), Object::Cluster(cluster));
+        self.objects.insert(Key::new(Kind::Cluster, name), cluster.into());
     }
 
     /// The status of an object as JSON; null if it has none.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use deepinfer_planner::topology::{Need, Placement, Profile, Survey, Verdict, reason, survey};
-use deepinfer_planner::{NodeFacts, Nodes, Promise};
+use deepinfer_planner::{Labels, NodeFacts, Nodes, Promise};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn name(name: &str) -> (String, String) {
 fn node(name: &str, domain: &str, gpus: i64) -> NodeFacts {
     NodeFacts {
         name: name.to_owned(),
-        labels: BTreeMap::from([(CLIQUE.to_owned(), domain.to_owned())]),
+        labels: [(CLIQUE, domain)].into_iter().collect(),
         ready: true,
         allocatable: BTreeMap::from([(GPU.to_owned(), gpus)]),
         ..NodeFacts::default()
@@ -30,8 +30,7 @@ fn racks(domains: &[&str], count: usize, gpus: i64) -> Nodes {
     let mut nodes = Nodes::default();
     for domain in domains {
         for at in 0..count {
-            let node = node(&format!("{domain}-{at:02}"), domain, gpus);
-            nodes.by_name.insert(node.name.clone(), node);
+            nodes.insert(node(&format!("{domain}-{at:02}"), domain, gpus));
         }
     }
     nodes
@@ -43,8 +42,7 @@ fn need(pods: u32, gpus: i64) -> Need {
 
 /// Pods of `who` with `gpus` each on the first `count` nodes of a domain.
 fn occupy(nodes: &mut Nodes, domain: &str, count: usize, gpus: i64, who: &str) {
-    let of_domain =
-        nodes.by_name.values_mut().filter(|node| node.labels.get(CLIQUE).is_some_and(|d| d == domain));
+    let of_domain = nodes.nodes_mut().filter(|node| node.labels.get(CLIQUE) == Some(domain));
     for node in of_domain.take(count) {
         *node.used.entry(GPU.to_owned()).or_default() += gpus;
         *node.occupants.entry(name(who)).or_default() += 1;
@@ -96,7 +94,7 @@ fn a_gang_goes_where_it_leaves_least_and_not_beside_another_of_its_pool() {
 fn a_node_counts_once_under_the_first_reason_that_holds() {
     let mut nodes = racks(&["rack-a"], 8, 4);
     let change = |nodes: &mut Nodes, at: usize, change: &dyn Fn(&mut NodeFacts)| {
-        change(nodes.by_name.get_mut(&format!("rack-a-{at:02}")).expect("a node"));
+        change(nodes.node_mut(&format!("rack-a-{at:02}")).expect("a node"));
     };
     let taint =
         |key: &str| Taint { key: key.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
@@ -131,13 +129,39 @@ fn a_node_counts_once_under_the_first_reason_that_holds() {
     );
 }
 
+/// Somebody takes a node between the pods of three gangs and the lifting of their gates: two of them still have room.
+#[test]
+fn gangs_behind_gates_that_have_one_node_too_few_do_not_wait_for_each_other() {
+    let mut nodes = racks(&["rack-a"], 5, 4);
+    let promise = |lifted| Promise {
+        domain: "rack-a".to_owned(),
+        pods: 2,
+        lifted,
+        resource: Some((GPU.to_owned(), 4)),
+    };
+    for gang in ["a", "b", "c"] {
+        nodes.promised.insert(name(gang), promise(0));
+    }
+    let fits = |nodes: &Nodes, me: &str, gated| {
+        let need = Need { me: name(me), gated, ..need(2, 4) };
+        matches!(survey(nodes, &profile("nvl72"), &need).verdict, Verdict::Fits(_))
+    };
+    assert_eq!(["a", "b", "c"].map(|me| fits(&nodes, me, true)), [true, true, false]);
+    assert!(!fits(&nodes, "0", false), "who has no pods yet takes nothing from those that wait");
+    nodes.promised.insert(name("c"), promise(1));
+    assert_eq!(["a", "b"].map(|me| fits(&nodes, me, true)), [true, false], "c may be bound at any moment");
+    nodes.promised.insert(name("c"), promise(0));
+    occupy(&mut nodes, "rack-a", 1, 4, "c");
+    assert_eq!(["a", "b"].map(|me| fits(&nodes, me, true)), [true, false], "c has begun");
+}
+
 /// OP-083: without the label of feature discovery the user reads what to install, and a label of another source is as
 /// good.
 #[test]
 fn a_missing_clique_label_is_named_with_its_remedy_and_the_fallback_label_works() {
     let mut nodes = racks(&["rack-a"], 4, 4);
-    for node in nodes.by_name.values_mut() {
-        node.labels.clear();
+    for node in nodes.nodes_mut() {
+        node.labels = Labels::default();
     }
     let found = survey(&nodes, &profile("nvl72"), &need(4, 4));
     let Verdict::Never { reason: reason::LABEL_MISSING, message } = &found.verdict else {
@@ -145,8 +169,8 @@ fn a_missing_clique_label_is_named_with_its_remedy_and_the_fallback_label_works(
     };
     assert!(message.contains(CLIQUE) && message.contains("GPU feature discovery"), "{message}");
     assert_eq!(blocked(&found, "(no label)"), BTreeMap::from([(reason::LABEL_MISSING.to_owned(), 4)]));
-    for node in nodes.by_name.values_mut() {
-        node.labels.insert("deepinfer.io/nvlink-domain".to_owned(), "by-hand".to_owned());
+    for node in nodes.nodes_mut() {
+        node.labels.insert("deepinfer.io/nvlink-domain", "by-hand");
     }
     let found = survey(&nodes, &profile("nvl72"), &need(4, 4));
     let placement =
@@ -179,8 +203,9 @@ fn a_supernode_that_no_domain_can_ever_hold_is_said_so_whoever_uses_the_nodes() 
 #[test]
 fn a_supernode_larger_than_a_host_needs_a_profile_that_may_span_domains() {
     let mut nodes = racks(&["-"], 8, 8);
-    for (name, node) in &mut nodes.by_name {
-        node.labels.insert("kubernetes.io/hostname".to_owned(), name.clone());
+    for node in nodes.nodes_mut() {
+        let name = node.name.clone();
+        node.labels.insert("kubernetes.io/hostname", &name);
     }
     let found = survey(&nodes, &profile("hgx"), &need(8, 8));
     let Verdict::Never { reason: reason::DOMAIN_TOO_SMALL, message } = &found.verdict else {
@@ -215,12 +240,13 @@ fn two_compute_domains_share_a_clique_only_if_the_limit_is_raised() {
     assert!(matches!(verdict(&nodes, &need), Verdict::Fits(_)), "the other is elsewhere");
     let mut running = nodes.clone();
     occupy(&mut running, "rack-a", 16, 4, "other");
-    let promise = Promise { domain: "rack-a".to_owned(), pods: 16, resource: need.resource.clone() };
+    let promise =
+        Promise { domain: "rack-a".to_owned(), pods: 16, lifted: 0, resource: need.resource.clone() };
     let mut promised = nodes.clone();
     promised.promised.insert(name("other"), promise);
     let mut going = nodes.clone();
-    for node in going.by_name.values_mut().take(21) {
-        node.labels.insert("resource.nvidia.com/computeDomain".to_owned(), "uid".to_owned());
+    for node in going.nodes_mut().take(21) {
+        node.labels.insert("resource.nvidia.com/computeDomain", "uid");
     }
     for nodes in [&running, &promised, &going] {
         let verdict = verdict(nodes, &need);
@@ -239,7 +265,8 @@ fn two_compute_domains_share_a_clique_only_if_the_limit_is_raised() {
 fn what_an_incarnation_holds_itself_is_free_for_it() {
     let mut nodes = racks(&["rack-a"], 4, 4);
     occupy(&mut nodes, "rack-a", 3, 4, "me");
-    let promise = Promise { domain: "rack-a".to_owned(), pods: 1, resource: Some((GPU.to_owned(), 4)) };
+    let promise =
+        Promise { domain: "rack-a".to_owned(), pods: 1, lifted: 0, resource: Some((GPU.to_owned(), 4)) };
     nodes.promised.insert(name("me"), promise.clone());
     let verdict = |nodes: &Nodes| survey(nodes, &profile("nvl72"), &need(4, 4)).verdict;
     assert!(matches!(verdict(&nodes), Verdict::Fits(_)));
@@ -286,7 +313,7 @@ fn build(specs: &[(usize, i64, u8, i64)]) -> Nodes {
         if used > 0 && used % 4 == 0 {
             node.used.insert(GPU.to_owned(), used);
         }
-        nodes.by_name.insert(node.name.clone(), node);
+        nodes.insert(node);
     }
     nodes
 }
@@ -295,7 +322,7 @@ fn build(specs: &[(usize, i64, u8, i64)]) -> Nodes {
 fn free_by_domain(nodes: &Nodes, gpus: i64) -> BTreeMap<&str, u32> {
     let mut free = BTreeMap::new();
     for node in nodes.by_name.values() {
-        let domain = node.labels[CLIQUE].as_str();
+        let domain = node.labels.get(CLIQUE).expect("each has one");
         let healthy = node.ready && !node.unschedulable && !node.deleted && node.taints.is_empty();
         let left = node.allocatable[GPU] - node.used.get(GPU).copied().unwrap_or(0);
         if !domain.is_empty() {
@@ -325,7 +352,7 @@ proptest! {
                 // Never: not even with every node idle and well.
                 let mut idle = nodes.clone();
                 idle.by_name.retain(|_, node| !node.deleted);
-                for node in idle.by_name.values_mut() {
+                for node in idle.nodes_mut() {
                     (node.ready, node.unschedulable) = (true, false);
                     node.taints.clear();
                     node.used.clear();

@@ -78,20 +78,61 @@ fn gates_are_lifted_together_or_the_gang_is_given_up_after_its_time_out() {
     let lifted = told.find("ungate").expect("gates are lifted");
     assert_eq!(count(&told[lifted..], "ungate"), 2, "{told}");
     // The room goes between the pods and the lifting: a cordon in the same moment.
-    let story = racks(&[("rack-a", 2), ("rack-b", 2)], 1, "");
-    let before = story.rfind("run\n").expect("the first run");
-    let story = format!(
-        "{}step\nstep\nstep\nnode rack-a cordon\nrun\nadvance 700\nrun\nadvance 60\nrun\nwhy\n",
-        &story[..before]
-    );
-    let (why, told) = tell(&story);
-    assert!(told.contains("GangTimeout"), "{told}");
-    assert!(why.contains("Starting, rack-b"), "{why}");
+    let cordoned = |domains: &[(&str, u32)], rest: &str| {
+        let story = racks(domains, 1, "");
+        let before = story.rfind("run\n").expect("the first run");
+        tell(&format!("{}step\nstep\nstep\nnode rack-a cordon\nrun\n{rest}", &story[..before]))
+    };
+    let (why, told) = cordoned(&[("rack-a", 2)], "why\n");
+    assert!(told.contains("the room that it was made for is taken"), "{told}");
+    assert!(!told.contains("GangTimeout") && why.contains("Placing, rack-a"), "{told}");
+    let (why, told) = cordoned(&[("rack-a", 2)], "advance 700\nrun\nadvance 60\nrun\nwhy\n");
+    assert!(told.contains("GangTimeout") && why.contains("Pending, no domain"), "{told}");
+    // Room that comes back in time is taken, and so is room that is there again when nobody looked for long.
+    let (why, told) = cordoned(&[("rack-a", 2)], "advance 700\nnode rack-a uncordon\nrun\nwhy\n");
+    assert!(!told.contains("GangTimeout") && why.contains("Starting, rack-a"), "{told}");
     // An operator that was away for as long finds the room as it left it.
     let story = racks(&[("rack-a", 2)], 1, "");
     let before = story.rfind("run\n").expect("the first run");
     let (why, told) = tell(&format!("{}step\nstep\nstep\nadvance 700\nrun\nwhy\n", &story[..before]));
     assert!(!told.contains("GangTimeout") && why.contains("Starting, rack-a"), "{told}");
+}
+
+/// Gangs that wait for one domain do not wait for each other when a node of it is taken: as many go as have room.
+#[test]
+fn when_room_is_taken_the_gangs_that_still_have_some_go_and_the_others_wait_or_move() {
+    let story = |others: &[(&str, u32)]| {
+        let mut domains = vec![("rack-a", 6)];
+        domains.extend(others);
+        let story = racks(&domains, 3, "");
+        let before = story.rfind("run\n").expect("the first run");
+        format!("{}step\nstep\nstep\nnode rack-a-05 cordon\nrun\n", &story[..before])
+    };
+    let (why, told) = tell(&format!("{}why\n", story(&[])));
+    assert_eq!((count(&why, "Starting, rack-a"), count(&why, "Placing, rack-a")), (2, 1), "{why}{told}");
+    let more = "nodes 2 domain rack-b nvidia.com/gpu 4\nrun\nwhy\n";
+    let (why, told) = tell(&format!("{}{more}", story(&[])));
+    assert_eq!((count(&why, "Starting, rack-a"), count(&why, "Starting, rack-b")), (2, 1), "{why}{told}");
+    assert_eq!(count(&told, "SupernodeFailed: RoomTaken"), 1, "{told}");
+}
+
+/// Pods behind a gate are bound to their domain: nobody waits for room there while another domain has some.
+#[test]
+fn a_gang_whose_room_was_taken_is_made_anew_where_there_is_room_at_once() {
+    let story = racks(&[("rack-a", 2), ("rack-b", 2)], 1, "");
+    let before = story.rfind("run\n").expect("the first run");
+    let story = format!("{}step\nstep\nstep\nnode rack-a cordon\nrun\n", &story[..before]);
+    let (why, told) = tell(&format!("{story}why\n"));
+    assert!(
+        told.contains("RoomTaken") && told.contains("its room in rack-a was taken, and rack-b has room"),
+        "{told}"
+    );
+    assert!(why.contains("Starting, rack-b"), "{why}");
+    let (room, told) = tell(&format!("{story}serve\nrun\nroom\n"));
+    assert!(
+        room.contains("rack-a: 2 nodes, 0 of 8") && room.contains("rack-b: 2 nodes, 8 of 8"),
+        "{room}{told}"
+    );
 }
 
 /// OP-133: what the scheduler says is in the status; after the gang time-out nothing is held.

@@ -113,6 +113,25 @@ impl<'p> Bed<'p> {
         }
     }
 
+    /// Creates pods until the scheduler finds no room for one, and gives its name. The scheduler hears of nodes and of
+    /// pods by separate watches: after a change of a node the first pods may still be placed as before it.
+    pub async fn unplaced(&self, name: &str, spec: &Value) -> String {
+        let deadline = Instant::now() + SOON;
+        for attempt in 0.. {
+            let name = format!("{name}-{attempt}");
+            self.pod(&name, spec.clone()).await;
+            let looked = |pod: &Pod| !condition(pod, "PodScheduled").0.is_empty();
+            let pod = self.until(&name, "looked at by the scheduler", looked).await;
+            if condition(&pod, "PodScheduled").1 == "Unschedulable" {
+                return name;
+            }
+            assert!(Instant::now() < deadline, "{name} was placed though there is no room for it");
+            self.delete(&name).await;
+            self.until_gone(&name).await;
+        }
+        unreachable!("the deadline passes first")
+    }
+
     /// Waits until a pod's object is gone.
     pub async fn until_gone(&self, name: &str) {
         let deadline = Instant::now() + SOON;

@@ -132,17 +132,14 @@ async fn a_broken_device_is_offered_no_more_and_named_in_the_pod() {
         healths.filter(|h| h.health.as_deref() == Some("Unhealthy")).count() == 1
     })
     .await;
-    bed.pod("too-big", json!({"containers": [container("2")]})).await;
-    bed.until("too-big", "not placed", |pod| super::bed::condition(pod, "PodScheduled").1 == "Unschedulable")
-        .await;
+    let too_big = bed.unplaced("too-big", &json!({"containers": [container("2")]})).await;
     bed.nodes.device_healthy(&bed.node(0), gpu).unwrap();
-    bed.until("too-big", "placed", running).await;
+    bed.until(&too_big, "placed", running).await;
 
     bed.nodes.cordon(&bed.node(0), true).await.unwrap();
-    bed.script("late", "Always", "exec sleep 600").await;
-    bed.until("late", "not placed", |pod| super::bed::condition(pod, "PodScheduled").1 == "Unschedulable")
-        .await;
+    let plain = json!({"name": "main", "image": "busybox", "args": ["-c", "exec sleep 600"]});
+    let late = bed.unplaced("late", &json!({"containers": [plain]})).await;
     bed.nodes.cordon(&bed.node(0), false).await.unwrap();
-    bed.until("late", "placed", running).await;
+    bed.until(&late, "placed", running).await;
     bed.end().await;
 }

@@ -34,7 +34,7 @@ use crate::metrics::Metrics;
 #[derive(Clone, Debug, Args)]
 pub struct AgentOptions {
     /// Pause between two questions to a leader that the FleetView names
-    #[arg(id = "agent-leader-seconds", long, value_name = "S", default_value = "0.5", value_parser = seconds)]
+    #[arg(id = "agent-leader-seconds", long, value_name = "S", default_value = "1", value_parser = seconds)]
     pub leader_interval: Duration,
     /// The same for index 0 of a supernode and for prefill workers
     #[arg(id = "agent-first-seconds", long, value_name = "S", default_value = "5", value_parser = seconds)]
@@ -59,7 +59,7 @@ pub struct AgentOptions {
 impl Default for AgentOptions {
     fn default() -> Self {
         Self {
-            leader_interval: Duration::from_millis(500),
+            leader_interval: Duration::from_secs(1),
             first_interval: Duration::from_secs(5),
             starting_interval: Duration::from_secs(1),
             other_interval: Duration::from_secs(60),

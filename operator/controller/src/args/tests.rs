@@ -23,7 +23,7 @@ fn an_operator_without_flags_has_the_times_of_the_contract() {
     assert_eq!(args.lease_duration, Duration::from_secs(15));
     assert_eq!(args.lease_renew_deadline, Duration::from_secs(10));
     assert_eq!(args.lease_retry, Duration::from_secs(2));
-    assert_eq!(args.agents.leader_interval, Duration::from_millis(500));
+    assert_eq!(args.agents.leader_interval, Duration::from_secs(1));
     assert_eq!(args.agents.timeout, Duration::from_secs(2));
     let target = args.target().unwrap();
     assert_eq!(target.fleet_urls, "http://deepinfer-operator.deepinfer-system:8082");

@@ -17,6 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use self::nodes::Tracker;
 use self::sources::{Shelf, Source};
 use self::store::{Cached, Change, Entry, Store};
+use self::words::Words;
 use crate::commit;
 use crate::keys::ClusterRef;
 
@@ -27,6 +28,7 @@ pub mod sources;
 pub mod store;
 pub mod watch;
 pub mod watchdog;
+mod words;
 
 /// Events of children come in bunches; a look after the bunch is enough.
 const BUNCH: Duration = Duration::from_millis(20);
@@ -56,6 +58,7 @@ struct Inner {
     stores: BTreeMap<Shelf, Store>,
     tracker: Tracker,
     listed: BTreeSet<Source>,
+    words: Words,
 }
 
 /// A cluster with its children, as they were at one moment.
@@ -76,6 +79,7 @@ impl Caches {
             stores: BTreeMap::new(),
             tracker: Tracker::new(nodes_unreadable),
             listed: BTreeSet::new(),
+            words: Words::default(),
         };
         Self { inner: Mutex::new(inner), listener }
     }
@@ -84,6 +88,7 @@ impl Caches {
     pub fn seen(&self, shelf: Shelf, key: &Namespaced, version: u64, entry: Option<Entry>) {
         let change = {
             let mut inner = self.lock();
+            let entry = entry.map(|entry| inner.share(entry));
             let store = inner.stores.entry(shelf).or_default();
             let change = match entry {
                 Some(entry) => store.seen(key, entry),
@@ -103,6 +108,8 @@ impl Caches {
     pub fn listed(&self, source: &Source, version: u64, list: Vec<(Namespaced, Option<Entry>)>) {
         let changes = {
             let mut inner = self.lock();
+            let list =
+                list.into_iter().map(|(key, entry)| (key, entry.map(|entry| inner.share(entry)))).collect();
             let store = inner.stores.entry(source.shelf).or_default();
             let changes = store.listed(version, list, |key, entry| source.covers(key, entry));
             for change in &changes {
@@ -293,6 +300,9 @@ impl Caches {
     }
 
     fn tell_clusters(&self, shelf: Shelf, change: &Change) {
+        fn cached(entry: &Option<Entry>) -> Option<&Cached> {
+            entry.as_ref().map(|entry| &entry.cached)
+        }
         let object = |entry: &Option<Entry>| entry.as_ref().and_then(|entry| entry.cached.object().cloned());
         match shelf {
             Shelf::Node => {}
@@ -305,6 +315,9 @@ impl Caches {
                     self.listener.wake(&cluster, BUNCH);
                 }
             }
+            // Kubelets write much that no plan looks at.
+            Shelf::Kind(Kind::Pod)
+                if cached(&change.before).is_some_and(|before| Some(before) == cached(&change.after)) => {}
             Shelf::Kind(_) => {
                 let mut parents = BTreeSet::new();
                 for entry in change.before.iter().chain(&change.after) {
@@ -340,6 +353,15 @@ fn of_cluster(cluster: &Namespaced, key: &Namespaced, entry: &Entry) -> bool {
 }
 
 impl Inner {
+    /// An entry whose node says shared words.
+    fn share(&mut self, mut entry: Entry) -> Entry {
+        if let Cached::Node(facts) = &mut entry.cached {
+            let facts = Arc::make_mut(facts);
+            facts.labels = self.words.share(&facts.labels);
+        }
+        entry
+    }
+
     fn track(&mut self, shelf: Shelf, change: &Change) {
         match shelf {
             Shelf::Node => self.tracker.node(change),
@@ -353,7 +375,7 @@ impl Inner {
 impl Family {
     fn add(&mut self, name: &str, entry: &Entry) {
         match &entry.cached {
-            Cached::Object(object) => self.objects.push(object.clone()),
+            Cached::Object(object) | Cached::Pod(object, _) => self.objects.push(object.clone()),
             Cached::Unreadable(why) => self.unreadable.push((name.to_owned(), why.clone())),
             Cached::Use(_) | Cached::Node(_) => {}
         }

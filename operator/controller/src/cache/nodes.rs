@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deepinfer_crds::names::label;
+use deepinfer_crds::names::{GANG_GATE, label};
 use deepinfer_planner::{Action, Namespaced, NodeFacts, Nodes, Object, Promise, has_ended};
 use k8s_openapi::api::core::v1::Pod;
 
-use super::pods::requests;
+use super::pods::{Devices, requests};
 use super::store::{Cached, Change};
 
 /// A snapshot is made again at most this often, unless a placement needs the very last state.
@@ -21,8 +21,20 @@ const FABRIC_CLAIM: &str = "imex";
 /// What one pod takes, or is promised.
 #[derive(Clone, Debug, PartialEq)]
 enum Share {
-    Bound { node: String, used: BTreeMap<String, i64>, supernode: Option<Namespaced>, fabric: bool },
-    Promised { supernode: Namespaced, domain: String, resource: Option<(String, i64)>, fabric: bool },
+    Bound {
+        node: String,
+        used: Devices,
+        supernode: Option<Namespaced>,
+        fabric: bool,
+    },
+    Promised {
+        supernode: Namespaced,
+        domain: String,
+        resource: Option<(String, i64)>,
+        fabric: bool,
+        /// Our gate holds it back.
+        gated: bool,
+    },
 }
 
 /// Counts what nodes have and pods take.
@@ -89,7 +101,7 @@ impl Tracker {
             let supernode = (namespace.to_owned(), supernode.to_owned());
             match &**object {
                 Object::Pod(pod) => {
-                    if let Some(share) = Self::share(namespace, pod) {
+                    if let Some(share) = Self::share(namespace, pod, requests(pod)) {
                         let pods = self.reserved.entry(supernode.clone()).or_default();
                         pods.insert(object.name().to_owned(), share);
                     }
@@ -133,12 +145,12 @@ impl Tracker {
     /// A node changed.
     pub fn node(&mut self, change: &Change) {
         let name = &change.key.1;
-        let held = self.working.by_name.remove(name).or_else(|| self.strangers.remove(name));
+        let known = self.working.by_name.remove(name.as_str()).map(Arc::unwrap_or_clone);
+        let held = known.or_else(|| self.strangers.remove(name));
         let (used, occupants) = held.map(|node| (node.used, node.occupants)).unwrap_or_default();
         match change.after.as_ref().map(|entry| &entry.cached) {
             Some(Cached::Node(facts)) => {
-                let facts = NodeFacts { used, occupants, ..(**facts).clone() };
-                self.working.by_name.insert(name.clone(), facts);
+                self.working.insert(NodeFacts { used, occupants, ..(**facts).clone() });
             }
             _ if !used.is_empty() || !occupants.is_empty() => {
                 self.strangers.insert(name.clone(), NodeFacts { used, occupants, ..NodeFacts::default() });
@@ -184,21 +196,20 @@ impl Tracker {
                 let (node, used) = (pod.node.clone(), pod.used.clone());
                 Some(Share::Bound { node, used, supernode: None, fabric: false })
             }
-            Cached::Object(object) => match &**object {
-                Object::Pod(pod) => Self::share(&key.0, pod),
+            Cached::Pod(object, used) => match &**object {
+                Object::Pod(pod) => Self::share(&key.0, pod, (**used).clone()),
                 _ => None,
             },
             _ => None,
         }
     }
 
-    fn share(namespace: &str, pod: &Pod) -> Option<Share> {
+    fn share(namespace: &str, pod: &Pod, used: Devices) -> Option<Share> {
         if has_ended(pod) {
             return None;
         }
         let supernode = pod.metadata.labels.as_ref().and_then(|labels| labels.get(label::SUPERNODE));
         let supernode = supernode.map(|name| (namespace.to_owned(), name.clone()));
-        let used = requests(pod);
         let claims = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
         let fabric = claims.is_some_and(|claims| claims.iter().any(|claim| claim.name == FABRIC_CLAIM));
         if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
@@ -207,7 +218,9 @@ impl Tracker {
         }
         let supernode = supernode.filter(|_| pod.metadata.deletion_timestamp.is_none())?;
         let domain = domain_of(pod).unwrap_or_default();
-        Some(Share::Promised { supernode, domain, resource: used.into_iter().next(), fabric })
+        let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_deref()).unwrap_or_default();
+        let gated = gates.iter().any(|gate| gate.name == GANG_GATE);
+        Some(Share::Promised { supernode, domain, resource: used.into_iter().next(), fabric, gated })
     }
 
     fn claim(&mut self, supernode: &Namespaced, sign: i64) {
@@ -222,15 +235,16 @@ impl Tracker {
                 if let Some(supernode) = supernode.as_ref().filter(|_| *fabric) {
                     self.claim(supernode, sign);
                 }
-                let stranger = !self.working.by_name.contains_key(node);
-                let nodes = if stranger { &mut self.strangers } else { &mut self.working.by_name };
-                let facts = nodes.entry(node.clone()).or_default();
+                if let Some(facts) = self.working.node_mut(node) {
+                    return occupy(facts, used, supernode.as_ref(), sign);
+                }
+                let facts = self.strangers.entry(node.clone()).or_default();
                 occupy(facts, used, supernode.as_ref(), sign);
-                if stranger && facts.used.is_empty() && facts.occupants.is_empty() {
-                    nodes.remove(node);
+                if facts.used.is_empty() && facts.occupants.is_empty() {
+                    self.strangers.remove(node);
                 }
             }
-            Share::Promised { supernode, fabric, .. } => {
+            Share::Promised { supernode, fabric, gated, .. } => {
                 if *fabric {
                     self.claim(supernode, sign);
                 }
@@ -238,6 +252,7 @@ impl Tracker {
                     add(&mut self.working, share, supernode);
                 } else if let Some(promise) = self.working.promised.get_mut(supernode) {
                     promise.pods = promise.pods.saturating_sub(1);
+                    promise.lifted = promise.lifted.saturating_sub(u32::from(!gated));
                     if promise.pods == 0 {
                         self.working.promised.remove(supernode);
                     }
@@ -253,7 +268,7 @@ fn domain_of(pod: &Pod) -> Option<String> {
     Some(domain.to_owned())
 }
 
-fn occupy(facts: &mut NodeFacts, used: &BTreeMap<String, i64>, supernode: Option<&Namespaced>, sign: i64) {
+fn occupy(facts: &mut NodeFacts, used: &Devices, supernode: Option<&Namespaced>, sign: i64) {
     for (resource, count) in used {
         *facts.used.entry(resource.clone()).or_insert(0) += sign * count;
     }
@@ -265,13 +280,15 @@ fn occupy(facts: &mut NodeFacts, used: &BTreeMap<String, i64>, supernode: Option
 }
 
 fn add(nodes: &mut Nodes, share: &Share, supernode: &Namespaced) {
-    if let Share::Promised { domain, resource, .. } = share {
+    if let Share::Promised { domain, resource, gated, .. } = share {
         let promise = nodes.promised.entry(supernode.clone()).or_insert_with(|| Promise {
             domain: domain.clone(),
             pods: 0,
+            lifted: 0,
             resource: resource.clone(),
         });
         promise.pods += 1;
+        promise.lifted += u32::from(!gated);
     }
 }
 
@@ -348,6 +365,28 @@ mod tests {
         assert_eq!(nodes.promised[&supernode].pods, 1);
         assert_eq!(nodes.by_name["n1"].used["nvidia.com/gpu"], 4);
         assert_eq!(nodes.by_name["n1"].occupants[&supernode], 1);
+    }
+
+    #[test]
+    fn a_promise_tells_pods_behind_our_gate_from_those_that_may_be_bound_at_any_moment() {
+        let mut room = Room::new();
+        let supernode = ("ns".to_owned(), "c-decode-x".to_owned());
+        let gated = |name: &str| {
+            let mut pod = member(name, None);
+            pod["spec"]["schedulingGates"] = json!([{"name": "deepinfer.io/gang"}]);
+            pod
+        };
+        room.pod("a", gated("a"));
+        room.pod("b", gated("b"));
+        let promise = |room: &mut Room| {
+            let promise = room.tracker.snapshot(true).promised[&supernode].clone();
+            (promise.pods, promise.lifted)
+        };
+        assert_eq!(promise(&mut room), (2, 0));
+        room.pod("a", member("a", None));
+        assert_eq!(promise(&mut room), (2, 1));
+        room.pod("a", member("a", Some("n1")));
+        assert_eq!(promise(&mut room), (1, 0));
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Source {
                     }
                     _ => true,
                 },
-                Cached::Use(_) | Cached::Node(_) | Cached::Unreadable(_) => true,
+                Cached::Pod(..) | Cached::Use(_) | Cached::Node(_) | Cached::Unreadable(_) => true,
             }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use deepinfer_planner::{Namespaced, NodeFacts, Object};
 
-use super::pods::PodUse;
+use super::pods::{Devices, PodUse};
 
 /// UIDs of deleted objects that are remembered; by then their events have long come.
 const MAX_GONE: usize = 50_000;
@@ -20,6 +20,8 @@ const MAX_GONE: usize = 50_000;
 pub enum Cached {
     /// All of it, without the fields that nobody reads.
     Object(Arc<Object>),
+    /// A pod of ours without its containers, and what these ask for.
+    Pod(Arc<Object>, Arc<Devices>),
     /// What a pod of others takes from its node.
     Use(Arc<PodUse>),
     /// What placement must know of a node.
@@ -29,10 +31,10 @@ pub enum Cached {
 }
 
 impl Cached {
-    /// The object, if all of it is kept.
+    /// The object, if it is kept as one.
     pub fn object(&self) -> Option<&Arc<Object>> {
         match self {
-            Self::Object(object) => Some(object),
+            Self::Object(object) | Self::Pod(object, _) => Some(object),
             _ => None,
         }
     }

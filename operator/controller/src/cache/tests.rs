@@ -97,6 +97,27 @@ fn a_cluster_is_woken_by_its_children_but_not_by_what_it_wrote_itself() {
     assert_eq!(heard.woken(), ["c"]);
 }
 
+#[test]
+fn a_cluster_is_woken_by_what_plans_read_of_a_pod_and_not_by_the_rest() {
+    let (caches, heard) = caches();
+    let pod = |version: u64, phase: &str, image: &str| {
+        let mut pod = child("c-decode-x-0", version);
+        pod["spec"] = json!({"nodeName": "n1", "containers": [{"name": "engine", "image": "i"}]});
+        pod["status"] = json!({"phase": phase, "containerStatuses": [{
+            "name": "engine", "image": image, "imageID": image, "ready": false, "restartCount": 0,
+        }]});
+        pod
+    };
+    bring(&caches, Kind::Pod, pod(1, "Pending", ""));
+    assert_eq!(heard.woken(), ["c"]);
+    bring(&caches, Kind::Pod, pod(2, "Pending", "registry.example/deepinfer@sha256:0"));
+    assert_eq!(heard.woken(), Vec::<String>::new());
+    bring(&caches, Kind::Pod, pod(3, "Running", "registry.example/deepinfer@sha256:0"));
+    assert_eq!(heard.woken(), ["c"]);
+    caches.removed(Shelf::Kind(Kind::Pod), &key("c-decode-x-0"), "c-decode-x-0");
+    assert_eq!(heard.woken(), ["c"]);
+}
+
 /// OP-068: changes of what a spec names (a PodTemplate, a claim) and of nodes trigger a reconcile.
 #[test]
 fn a_cluster_is_woken_by_templates_and_claims_that_it_names_and_by_nodes() {

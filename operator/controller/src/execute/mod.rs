@@ -296,7 +296,8 @@ fn class(action: &Action) -> (u8, Option<Kind>) {
     match action {
         Action::Create(object) => (0, Some(object.kind())),
         Action::Apply(object) => (1, Some(object.kind())),
-        Action::Status { key, .. } => (2, Some(key.kind)),
+        // They say what was seen before any of them is written.
+        Action::Status { .. } => (2, None),
         Action::Finalizers { key, .. } => (3, Some(key.kind)),
         Action::Delete { key, .. } => (4, Some(key.kind)),
         Action::Pod { .. } => (5, None),

@@ -18,8 +18,15 @@ const AVOIDED_SECONDS: i64 = 6 * 3600;
 /// Entries that are kept: the oldest go first.
 const MAX_ENTRIES: usize = 64;
 /// Failures that say nothing about a node: there was no room, or the scheduler erred, or nothing fits anywhere.
-const BLAMELESS: [&str; 6] =
-    ["GangTimeout", "PlacementViolated", "PodDeleted", "PodLost", "PodReplaced", "ChecksumMismatch"];
+const BLAMELESS: [&str; 7] = [
+    "GangTimeout",
+    "RoomTaken",
+    "PlacementViolated",
+    "PodDeleted",
+    "PodLost",
+    "PodReplaced",
+    "ChecksumMismatch",
+];
 
 /// What is avoided.
 #[derive(Clone, Debug, Default, PartialEq)]

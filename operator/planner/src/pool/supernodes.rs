@@ -155,6 +155,17 @@ fn tend(
     }
     let current = supernode.spec.revision == site.template.revision;
     let leaving = supernode.spec.drain.is_some() || supernode.metadata.deletion_timestamp.is_some();
+    if let Some(placing) = &site.resolved.placing
+        && seen.failure.is_none()
+        && seen.no_room
+        && !leaving
+    {
+        let own = own_template(step, site, supernode);
+        let failed = place::outrun(step, supernode, &seen, (site.resolved, placing), &own, &site.around);
+        if failed.is_some() {
+            (seen.failure, seen.phase) = (failed, SupernodePhase::Failed);
+        }
+    }
     let mut member = Member {
         name: supernode.metadata.name.clone().unwrap_or_default(),
         current,
@@ -222,6 +233,12 @@ fn tend(
     Tended::Member(member)
 }
 
+/// The template that a supernode was made by.
+fn own_template(step: &Step<'_>, site: &Site<'_>, supernode: &Supernode) -> Template {
+    let stored = step.world.get(Kind::ControllerRevision, &supernode.spec.revision);
+    stored.and_then(stored_template).unwrap_or_else(|| site.template.clone())
+}
+
 /// Brings a supernode up: names, place, pods; says what it waits for.
 fn raise(
     step: &mut Step<'_>,
@@ -231,8 +248,7 @@ fn raise(
     said: &mut status::Said,
     outcome: &mut Outcome,
 ) {
-    let stored = step.world.get(Kind::ControllerRevision, &supernode.spec.revision);
-    let own = stored.and_then(stored_template).unwrap_or_else(|| site.template.clone());
+    let own = own_template(step, site, supernode);
     pods::ensure_names(step, supernode);
     let key = Object::from(supernode.clone()).key();
     let lines = step.report.waiting.len();
@@ -291,20 +307,21 @@ fn clean_up(step: &mut Step<'_>, site: &Site<'_>, supernode: &Supernode, quarant
 /// The same for an incarnation that may go anywhere: ComputeDomains of this cluster that are being deleted and whose
 /// label is still on nodes.
 fn await_ending(step: &mut Step<'_>, supernode: &Supernode, quarantine: &mut Quarantine) {
-    let ending: Vec<(i64, fabric::Cleanup)> = step
-        .world
-        .of(Kind::ComputeDomain)
-        .filter_map(|object| {
-            let Object::ComputeDomain(old) = object else { return None };
-            let since = old.metadata.deletion_timestamp.as_ref()?.0.as_second();
-            let uid = old.metadata.uid.as_deref();
-            let inside = step.nodes().by_name.values().filter(|node| {
-                uid.is_some() && node.labels.get(topology::COMPUTE_DOMAIN_LABEL).map(String::as_str) == uid
-            });
-            let inside = inside.map(|node| node.name.clone()).collect();
-            Some((since, fabric::cleanup(step.nodes(), &inside, Some(old), since, step.world.now)))
-        })
-        .collect();
+    let ending: Vec<(i64, fabric::Cleanup)> =
+        step.world
+            .of(Kind::ComputeDomain)
+            .filter_map(|object| {
+                let Object::ComputeDomain(old) = object else { return None };
+                let since = old.metadata.deletion_timestamp.as_ref()?.0.as_second();
+                let uid = old.metadata.uid.as_deref();
+                let inside =
+                    step.nodes().by_name.values().filter(|node| {
+                        uid.is_some() && node.labels.get(topology::COMPUTE_DOMAIN_LABEL) == uid
+                    });
+                let inside = inside.map(|node| node.name.clone()).collect();
+                Some((since, fabric::cleanup(step.nodes(), &inside, Some(old), since, step.world.now)))
+            })
+            .collect();
     for (since, left) in ending {
         settle(step, supernode, quarantine, left, since);
     }

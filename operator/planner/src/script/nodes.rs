@@ -6,9 +6,10 @@ use deepinfer_crds::names::label;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
 use crate::emulate::has_ended;
-use crate::nodes::{Namespaced, NodeFacts, Nodes, Promise};
+use crate::nodes::{Labels, Namespaced, NodeFacts, Nodes, Promise};
 use crate::object::Kind;
 use crate::supernode::fabric::CLAIM;
+use crate::supernode::phase::is_gated;
 use crate::supernode::place::DOMAIN;
 use crate::topology::COMPUTE_DOMAIN_LABEL;
 use crate::world::World;
@@ -34,9 +35,9 @@ impl Machines {
         let amount: i64 = amount.parse().map_err(|_| usage)?;
         for at in 0..count {
             let name = format!("{}-{at:02}", if domain == "-" { "node" } else { domain });
-            let mut labels = BTreeMap::from([("kubernetes.io/hostname".to_owned(), name.clone())]);
+            let mut labels: Labels = [("kubernetes.io/hostname", name.as_str())].into_iter().collect();
             if domain != "-" {
-                labels.insert(CLIQUE.to_owned(), domain.to_owned());
+                labels.insert(CLIQUE, domain);
             }
             let facts = NodeFacts {
                 name: name.clone(),
@@ -75,9 +76,9 @@ impl Machines {
                 ["untaint", key] => node.taints.retain(|taint| taint.key != *key),
                 ["label", pair] => {
                     let (key, value) = pair.split_once('=').ok_or("node PART label KEY=VALUE")?;
-                    node.labels.insert(key.to_owned(), value.to_owned());
+                    node.labels.insert(key, value);
                 }
-                ["unlabel", key] => drop(node.labels.remove(*key)),
+                ["unlabel", key] => node.labels.remove(key),
                 ["used", resource, amount] => {
                     let amount = amount.parse().map_err(|_| "node PART used RESOURCE AMOUNT")?;
                     node.used.insert((*resource).to_owned(), amount);
@@ -100,7 +101,7 @@ impl Machines {
         };
         for node in world.pods().filter(of_it).filter_map(node_of) {
             if let Some(node) = self.by_name.get_mut(node) {
-                node.labels.insert(COMPUTE_DOMAIN_LABEL.to_owned(), uid.to_owned());
+                node.labels.insert(COMPUTE_DOMAIN_LABEL, uid);
             }
         }
     }
@@ -108,7 +109,7 @@ impl Machines {
     /// Takes it away.
     pub fn unmark(&mut self, uid: &str) {
         for node in self.by_name.values_mut() {
-            if node.labels.get(COMPUTE_DOMAIN_LABEL).is_some_and(|marked| marked == uid) {
+            if node.labels.get(COMPUTE_DOMAIN_LABEL) == Some(uid) {
                 node.labels.remove(COMPUTE_DOMAIN_LABEL);
             }
         }
@@ -133,10 +134,10 @@ impl Machines {
     /// ComputeDomains.
     pub fn verify(&self, world: &World) -> Result<(), String> {
         let nodes = self.observe(world);
-        let mut domains: BTreeMap<&Namespaced, BTreeSet<&String>> = BTreeMap::new();
-        let mut fabrics: BTreeMap<&String, BTreeSet<&Namespaced>> = BTreeMap::new();
+        let mut domains: BTreeMap<&Namespaced, BTreeSet<&str>> = BTreeMap::new();
+        let mut fabrics: BTreeMap<&str, BTreeSet<&Namespaced>> = BTreeMap::new();
         for (name, node) in &nodes.by_name {
-            let others = &self.by_name[name].used;
+            let others = &self.by_name[&**name].used;
             for (resource, used) in &node.used {
                 let pods = used - others.get(resource).copied().unwrap_or(0);
                 let offered = node.allocatable.get(resource).copied().unwrap_or(0);
@@ -164,13 +165,16 @@ impl Machines {
     /// What a driver would have counted now. A story without nodes is one whose operator may not read them.
     pub fn observe(&self, world: &World) -> Nodes {
         let unreadable = self.blind || !self.any();
-        let mut nodes = Nodes { by_name: self.by_name.clone(), unreadable, ..Nodes::default() };
+        let mut nodes = Nodes { unreadable, ..Nodes::default() };
+        for node in self.by_name.values() {
+            nodes.insert(node.clone());
+        }
         for pod in world.pods().filter(|pod| !has_ended(pod)) {
             let labels = pod.metadata.labels.as_ref();
             let supernode = labels.and_then(|labels| labels.get(label::SUPERNODE));
             let who = supernode.map(|supernode| (world.namespace.clone(), supernode.clone()));
             let bound = node_of(pod);
-            match (bound.and_then(|node| nodes.by_name.get_mut(node)), who) {
+            match (bound.and_then(|node| nodes.node_mut(node)), who) {
                 (Some(node), who) => {
                     for (resource, amount) in asks(pod) {
                         *node.used.entry(resource).or_default() += amount;
@@ -183,9 +187,11 @@ impl Machines {
                     let promise = nodes.promised.entry(who).or_insert_with(|| Promise {
                         domain: domain(pod).unwrap_or_default(),
                         pods: 0,
+                        lifted: 0,
                         resource: asks(pod).into_iter().next(),
                     });
                     promise.pods += 1;
+                    promise.lifted += u32::from(!is_gated(pod));
                 }
                 (None, _) => {}
             }

@@ -72,11 +72,12 @@ fn place(nodes: &Nodes, pods: &[Pod], gang: &Value) -> Option<Vec<(String, Strin
         return None;
     }
     let Some(key) = spec["schedulingConstraints"]["topology"][0]["key"].as_str() else {
-        return fill(nodes.by_name.values(), pods);
+        return fill(nodes.by_name.values().map(|node| &**node), pods);
     };
-    let domains: BTreeSet<&String> = nodes.by_name.values().filter_map(|node| node.labels.get(key)).collect();
+    let domains: BTreeSet<&str> = nodes.by_name.values().filter_map(|node| node.labels.get(key)).collect();
     domains.into_iter().find_map(|domain| {
-        fill(nodes.by_name.values().filter(|node| node.labels.get(key) == Some(domain)), pods)
+        let inside = nodes.by_name.values().filter(|node| node.labels.get(key) == Some(domain));
+        fill(inside.map(|node| &**node), pods)
     })
 }
 
@@ -121,7 +122,7 @@ fn allowed(pod: &Pod, node: &NodeFacts) -> bool {
         && !node.deleted
         && !node.unschedulable
         && node.taints.iter().all(|taint| is_tolerated(taint, tolerations))
-        && selector.all(|(key, value)| node.labels.get(key) == Some(value))
+        && selector.all(|(key, value)| node.labels.get(key) == Some(value.as_str()))
         && required.is_none_or(|required| required.node_selector_terms.iter().any(|term| holds(term, node)))
 }
 
@@ -129,11 +130,11 @@ fn holds(term: &NodeSelectorTerm, node: &NodeFacts) -> bool {
     let labels = term.match_expressions.iter().flatten();
     let fields = term.match_fields.iter().flatten();
     labels.into_iter().all(|wish| meets(wish, node.labels.get(&wish.key)))
-        && fields.into_iter().all(|wish| meets(wish, Some(&node.name)))
+        && fields.into_iter().all(|wish| meets(wish, Some(node.name.as_str())))
 }
 
-fn meets(wish: &NodeSelectorRequirement, value: Option<&String>) -> bool {
-    let listed = || wish.values.iter().flatten().any(|listed| Some(listed) == value);
+fn meets(wish: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let listed = || wish.values.iter().flatten().any(|listed| Some(listed.as_str()) == value);
     match wish.operator.as_str() {
         "In" => listed(),
         "NotIn" => !listed(),

@@ -131,7 +131,7 @@ impl Story {
         let nodes = self.machines.observe(&self.world);
         let mut domains: BTreeMap<&str, (usize, i64, i64)> = BTreeMap::new();
         for node in nodes.by_name.values() {
-            let domain = node.labels.get(super::nodes::CLIQUE).map_or("-", String::as_str);
+            let domain = node.labels.get(super::nodes::CLIQUE).unwrap_or("-");
             let (count, used, all) = domains.entry(domain).or_default();
             *count += 1;
             *used += node.used.values().sum::<i64>();

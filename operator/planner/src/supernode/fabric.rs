@@ -180,7 +180,7 @@ pub(crate) fn cleanup(
     now: i64,
 ) -> Cleanup {
     let marked = |name: &&String| {
-        nodes.by_name.get(*name).is_some_and(|node| node.labels.contains_key(COMPUTE_DOMAIN_LABEL))
+        nodes.by_name.get(name.as_str()).is_some_and(|node| node.labels.contains_key(COMPUTE_DOMAIN_LABEL))
     };
     let marked: BTreeSet<String> = reused.iter().filter(marked).cloned().collect();
     if reused.is_empty() || (old.is_none() && marked.is_empty()) {

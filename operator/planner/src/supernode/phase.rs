@@ -255,10 +255,11 @@ fn overdue(
             format!("{} of {} pods have a node {limit} s after the first one", seen.bound, seen.made);
         return with_node(failure(pod, "GangTimeout", &message, None));
     }
-    // Behind our gate it waits for us: only a look that found the room taken lets its time run out.
-    let waits_for_room = if seen.gated > 0 { seen.no_room } else { seen.pinned && seen.bound == 0 };
+    // Behind our gate it waits for us: `place::outrun` says how long.
     if let Some(limit) = patience.gang
-        && waits_for_room
+        && seen.gated == 0
+        && seen.pinned
+        && seen.bound == 0
         && world.now - seen.first_made.unwrap_or(seen.created) > limit
     {
         let message =

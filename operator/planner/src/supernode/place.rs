@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use deepinfer_crds::Supernode;
+use deepinfer_crds::cluster::SchedulingBackend;
 use deepinfer_crds::condition::{self, kind, reason};
 use deepinfer_crds::supernode::PlacementStatus;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
@@ -70,6 +71,7 @@ pub(crate) fn need(
         preferred: replaced.clone(),
         occupied: others.map(|(_, domain)| domain.clone()).collect(),
         spread_required: placing.spread_required,
+        gated: false,
     }
 }
 
@@ -108,6 +110,40 @@ pub(crate) fn violated(step: &Step<'_>, placing: &Placing, seen: &Seen) -> Resul
     })
 }
 
+/// A gang behind our gate whose room was found taken by an earlier look. Its pods are bound to their domain and can
+/// only be made anew elsewhere: it is given up at once if another domain has room, else after its time-out. `None`: it
+/// waits on, or its room is there again.
+pub(crate) fn outrun(
+    step: &Step<'_>,
+    supernode: &Supernode,
+    seen: &Seen,
+    (resolved, placing): (&Resolved, &Placing),
+    template: &Template,
+    around: &Surroundings,
+) -> Option<Failure> {
+    if !seen.no_room || seen.gated == 0 || seen.gated < seen.made || seen.made < supernode.spec.nodes {
+        return None;
+    }
+    let made = pods_of(step, supernode);
+    let chosen = made.iter().find_map(chosen)?;
+    let mut need = need(step, resolved, placing, template, around, Some(supernode));
+    (need.preferred, need.gated) = (Some(chosen.domain.clone()), true);
+    let pod = seen.nodes.first().map_or("", |pod| pod.pod.as_str());
+    match topology::survey(step.nodes(), &placing.profile, &need).verdict {
+        Verdict::Fits(Some(found)) if found.domain != chosen.domain => {
+            let message = format!("its room in {} was taken, and {} has room", chosen.domain, found.domain);
+            Some(failure(pod, "RoomTaken", &message, None))
+        }
+        Verdict::Fits(_) => None,
+        Verdict::NotNow { .. } | Verdict::Never { .. } => {
+            let limit = placing.gang_timeout;
+            let message = format!("its room in {} was taken, and none came within {limit} s", chosen.domain);
+            let waited = step.world.now - seen.first_made.unwrap_or(seen.created);
+            (waited > limit).then(|| failure(pod, "GangTimeout", &message, None))
+        }
+    }
+}
+
 /// Plans the place and the pods of an incarnation that is not placed yet; gives what is said about it.
 pub(crate) fn plan(
     step: &mut Step<'_>,
@@ -127,6 +163,7 @@ pub(crate) fn plan(
     if let Some(placement) = &chosen {
         need.preferred = Some(placement.domain.clone());
     }
+    need.gated = made.len() as u32 >= supernode.spec.nodes && seen.gated == seen.made;
     let survey = step.survey(&placing.profile, need, made.is_empty());
     let mut said = PlacementStatus {
         domain: chosen.as_ref().map(|placement| placement.domain.clone()),
@@ -151,7 +188,8 @@ pub(crate) fn plan(
             lift(step, &made);
         } else {
             let key = Object::from(supernode.clone()).key();
-            let message = "the room that it was made for is taken; it is given up after the gang's time-out";
+            let message = "the room that it was made for is taken; it is given up when another domain has room, or \
+                           after the gang's time-out";
             step.wait(&key, topology::reason::NOT_ENOUGH_FREE, seen.created, message);
         }
         return said;
@@ -242,8 +280,9 @@ fn create(
         step.ensure_created(pods::typed(pod), &owner);
     }
     let domain = placement.filter(|_| !theirs).map(|placement| placement.domain);
-    let promise =
-        Promise { domain: domain.clone().unwrap_or_default(), pods: supernode.spec.nodes, resource };
+    let pods = supernode.spec.nodes;
+    let lifted = if supernode.spec.backend == SchedulingBackend::Builtin { 0 } else { pods };
+    let promise = Promise { domain: domain.clone().unwrap_or_default(), pods, lifted, resource };
     let me = (step.world.namespace.clone(), object.name().to_owned());
     if supernode.spec.compute_domain == Some(true) {
         step.fabric(me.clone());

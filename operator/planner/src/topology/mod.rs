@@ -97,6 +97,9 @@ pub struct Need {
     pub occupied: BTreeSet<String>,
     /// `occupied` domains are out of question (`decode.spread.policy: Require`).
     pub spread_required: bool,
+    /// All its pods are there and wait behind our gate. Gangs that wait behind theirs and come after it by name do not
+    /// count then: gangs that were promised one node too few would wait for each other, and none could go.
+    pub gated: bool,
 }
 
 /// What was found.

@@ -55,7 +55,7 @@ fn offered(node: &NodeFacts, resource: &str) -> i64 {
 }
 
 fn selected(node: &NodeFacts, need: &Need) -> bool {
-    need.node_selector.iter().all(|(label, value)| node.labels.get(label) == Some(value))
+    need.node_selector.iter().all(|(label, value)| node.labels.get(label) == Some(value.as_str()))
 }
 
 /// As the scheduler judges: taints that only prefer are no obstacle.

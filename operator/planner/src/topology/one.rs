@@ -25,7 +25,7 @@ pub fn one_domain(
     let mut domains: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
     for (pod, node) in bound {
         // A node that is not known yet says nothing.
-        let Some(facts) = nodes.by_name.get(node) else { continue };
+        let Some(facts) = nodes.by_name.get(node.as_str()) else { continue };
         let domain = label_of(profile, &facts.labels).map(|(_, domain)| domain);
         domains.entry(domain).or_default().push(pod);
     }
@@ -64,9 +64,8 @@ mod tests {
     fn nodes() -> Nodes {
         let mut nodes = Nodes::default();
         for (name, domain) in [("n1", "a"), ("n2", "a"), ("n3", "b"), ("n4", "")] {
-            let labels = [("nvidia.com/gpu.clique".to_owned(), domain.to_owned())].into();
-            let facts = NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() };
-            nodes.by_name.insert(name.to_owned(), facts);
+            let labels = [("nvidia.com/gpu.clique", domain)].into_iter().collect();
+            nodes.insert(NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() });
         }
         nodes
     }

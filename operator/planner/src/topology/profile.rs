@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use deepinfer_crds::cluster::Vendor;
 
 use super::{Placement, Profile};
-use crate::nodes::Nodes;
+use crate::nodes::{Labels, Nodes};
 
 /// Accelerators of a compute tray of a multi-node NVLink rack.
 const TRAY: u32 = 4;
@@ -99,19 +99,16 @@ impl Profile {
 }
 
 /// The domain that labels name: by the first label that has a value.
-pub fn domain_of(profile: &Profile, labels: &BTreeMap<String, String>) -> Option<Placement> {
+pub fn domain_of(profile: &Profile, labels: &Labels) -> Option<Placement> {
     let (label, domain) = label_of(profile, labels)?;
     Some(Placement { label: label.to_owned(), domain: domain.to_owned() })
 }
 
 /// The same without copies.
-pub(super) fn label_of<'a>(
-    profile: &'a Profile,
-    labels: &'a BTreeMap<String, String>,
-) -> Option<(&'a str, &'a str)> {
+pub(super) fn label_of<'a>(profile: &'a Profile, labels: &'a Labels) -> Option<(&'a str, &'a str)> {
     let present = profile.domain_labels.iter().filter_map(|label| Some((label, labels.get(label)?)));
     let mut present = present.filter(|(_, value)| !value.is_empty());
-    present.next().map(|(label, value)| (label.as_str(), value.as_str()))
+    present.next().map(|(label, value)| (label.as_str(), value))
 }
 
 /// For schedulers that choose the domain: the label that most nodes go by, and no value. `None` without domains.
@@ -157,9 +154,7 @@ mod tests {
     #[test]
     fn the_first_label_with_a_value_names_the_domain() {
         let profile = &Profile::built_in()["nvl72"];
-        let labels = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
-            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
-        };
+        let labels = |pairs: &[(&str, &str)]| -> Labels { pairs.iter().copied().collect() };
         let own = ("deepinfer.io/nvlink-domain", "b");
         let domain = |labels| domain_of(profile, &labels).map(|placement| placement.domain);
         assert_eq!(domain(labels(&[("nvidia.com/gpu.clique", "a"), own])), Some("a".to_owned()));
@@ -173,8 +168,8 @@ mod tests {
         let profile = &Profile::built_in()["nvl72"];
         let mut nodes = Nodes::default();
         for (name, label) in [("n1", 1), ("n2", 1), ("n3", 0)] {
-            let labels = BTreeMap::from([(profile.domain_labels[label].clone(), "a".to_owned())]);
-            nodes.by_name.insert(name.to_owned(), NodeFacts { labels, ..NodeFacts::default() });
+            let labels = [(profile.domain_labels[label].as_str(), "a")].into_iter().collect();
+            nodes.insert(NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() });
         }
         let choice = free_choice(&nodes, profile).expect("there are domains");
         assert_eq!((choice.label.as_str(), choice.domain.as_str()), ("deepinfer.io/nvlink-domain", ""));

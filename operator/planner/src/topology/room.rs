@@ -7,7 +7,7 @@ use deepinfer_crds::supernode::{BlockedBy, DomainCandidate};
 use super::node::{blocked, could_ever, offers};
 use super::profile::label_of;
 use super::{Need, Placement, Profile, reason};
-use crate::nodes::{Namespaced, Nodes};
+use crate::nodes::{Namespaced, Nodes, Promise};
 
 /// Name of the one domain of profiles that have none.
 pub(super) const ANY: &str = "any";
@@ -140,7 +140,17 @@ pub(super) fn count(nodes: &Nodes, profile: &Profile, need: &Need) -> Rooms {
 /// meanwhile; the gang timeout heals the race.
 fn promised<'a>(nodes: &'a Nodes, need: &Need) -> BTreeMap<&'a str, Vec<(&'a Namespaced, u32)>> {
     let mut by_domain: BTreeMap<&str, Vec<(&Namespaced, u32)>> = BTreeMap::new();
+    let begun: BTreeSet<&Namespaced> = match need.gated {
+        true => nodes.by_name.values().flat_map(|node| node.occupants.keys()).collect(),
+        false => BTreeSet::new(),
+    };
+    let yields = |who: &Namespaced, promise: &Promise| {
+        need.gated && promise.lifted == 0 && *who > need.me && !begun.contains(who)
+    };
     for (who, promise) in nodes.promised.iter().filter(|(who, _)| **who != need.me) {
+        if yields(who, promise) {
+            continue;
+        }
         let same = match (&promise.resource, &need.resource) {
             (Some((theirs, _)), Some((ours, _))) => theirs == ours,
             _ => false,

@@ -84,10 +84,8 @@ fn the_word_of_the_driver_is_read_for_diagnosis() {
 fn nodes_are_used_again_when_nothing_is_left_of_the_old_domain_and_given_up_after_300_seconds() {
     let mut nodes = Nodes::default();
     for (name, labels) in [("n1", vec![COMPUTE_DOMAIN_LABEL]), ("n2", vec![])] {
-        let labels = labels.into_iter().map(|label| (label.to_owned(), "uid-1".to_owned())).collect();
-        nodes
-            .by_name
-            .insert(name.to_owned(), NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() });
+        let labels = labels.into_iter().map(|label| (label, "uid-1")).collect();
+        nodes.insert(NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() });
     }
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
     let old = object(&supernode("old"));
