@@ -1,5 +1,5 @@
 //! Actions of a plan, done at the API server: in order, and side by side where order says nothing (the pods of a
-//! gang, objects of one kind).
+//! gang, objects of one kind, statuses that follow each other).
 //!
 //! Every write may be repeated: what was done and not answered is found done the next time. What is refused for a
 //! reason that a retry does not heal becomes a lesson for the next plan and stops nobody else; after any other failure

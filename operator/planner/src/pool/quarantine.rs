@@ -8,6 +8,7 @@ use deepinfer_crds::pool::{QuarantineScope, Quarantined};
 
 use crate::apply::time;
 use crate::blueprint::FailureRecord;
+use crate::supernode::place::ROOM_TAKEN;
 
 /// Failures within [`WINDOW_SECONDS`] that put a node away.
 const FAILURES: usize = 3;
@@ -20,7 +21,7 @@ const MAX_ENTRIES: usize = 64;
 /// Failures that say nothing about a node: there was no room, or the scheduler erred, or nothing fits anywhere.
 const BLAMELESS: [&str; 7] = [
     "GangTimeout",
-    "RoomTaken",
+    ROOM_TAKEN,
     "PlacementViolated",
     "PodDeleted",
     "PodLost",

@@ -1,6 +1,7 @@
 //! Bounded retries (operator.md 7.3): exponential back-off, then nothing more until the revision changes.
 
 use crate::blueprint::{FailureRecord, MAX_FAILURES};
+use crate::supernode::place::ROOM_TAKEN;
 
 /// Settings of `decode.recovery`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +32,12 @@ pub(crate) fn retry(failures: &[FailureRecord], revision: &str, limits: Limits, 
     let recent =
         failures.iter().filter(|f| f.revision == revision && now - f.at.min(now) < limits.reset_after);
     let count = recent.clone().count() as u32;
-    let Some(last) = recent.map(|f| f.at.min(now)).max() else {
+    let Some(last) = recent.clone().map(|f| f.at.min(now)).max() else {
         return Retry::Now;
     };
-    if count > limits.max_restarts {
-        return Retry::Exhausted { failures: count };
+    let faults = recent.filter(|failure| failure.reason != ROOM_TAKEN).count() as u32;
+    if faults > limits.max_restarts {
+        return Retry::Exhausted { failures: faults };
     }
     let doublings = (count - 1).min(32);
     let wait = limits.backoff.saturating_mul(1_i64 << doublings).min(limits.max_backoff);
@@ -72,6 +74,16 @@ mod tests {
             node: None,
             domain: None,
         }
+    }
+
+    #[test]
+    fn room_that_others_took_delays_and_never_exhausts() {
+        let taken = |at| FailureRecord { reason: ROOM_TAKEN.into(), ..failed(at) };
+        let many: Vec<FailureRecord> = (0..10).map(taken).collect();
+        assert_eq!(retry(&many, "r", LIMITS, 9), Retry::At(9 + 25));
+        let mut faults: Vec<FailureRecord> = (0..4).map(failed).collect();
+        faults.extend((4..8).map(taken));
+        assert_eq!(retry(&faults, "r", LIMITS, 100), Retry::Exhausted { failures: 4 });
     }
 
     #[test]

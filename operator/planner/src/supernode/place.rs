@@ -27,6 +27,10 @@ use crate::topology::{self, Need, Placement, Survey, Verdict};
 /// Annotation of a pod with the domain that its gang was given: label and value.
 pub(crate) const DOMAIN: &str = "deepinfer.io/domain";
 
+/// Failure of a gang whose room somebody else took before it began. It is followed after the usual wait and never uses
+/// up the retries: where many ask for the same room nothing is wrong with those that come late.
+pub(crate) const ROOM_TAKEN: &str = "RoomTaken";
+
 /// What the pool knows that the incarnation does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Surroundings {
@@ -132,7 +136,7 @@ pub(crate) fn outrun(
     match topology::survey(step.nodes(), &placing.profile, &need).verdict {
         Verdict::Fits(Some(found)) if found.domain != chosen.domain => {
             let message = format!("its room in {} was taken, and {} has room", chosen.domain, found.domain);
-            Some(failure(pod, "RoomTaken", &message, None))
+            Some(failure(pod, ROOM_TAKEN, &message, None))
         }
         Verdict::Fits(_) => None,
         Verdict::NotNow { .. } | Verdict::Never { .. } => {
