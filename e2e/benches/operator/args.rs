@@ -19,6 +19,10 @@ pub struct Args {
     /// Nodes of each of them, with four accelerators each, of racks of 18
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub nodes: usize,
+    /// Pods that have room on a node of the curve: with one, there are more nodes than the 5,000 that Kubernetes is made
+    /// for before there are 30,000 pods
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pods_per_node: u32,
     /// Repetitions where a median is taken
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub repeat: usize,

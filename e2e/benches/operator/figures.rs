@@ -1,8 +1,8 @@
 //! Reading figures: the operator's metrics, its CPU time, the machine's name.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::Duration;
+use std::{fmt, fs};
 
 /// Ticks of the kernel's CPU accounting in a second, on every Linux of today.
 const TICKS: f64 = 100.0;
@@ -15,33 +15,78 @@ pub fn median(mut values: Vec<Duration>) -> Duration {
 
 /// CPU time that a process has used, in seconds.
 pub fn cpu_seconds(pid: u32) -> f64 {
-    stat(pid).map_or(0.0, |(_, seconds)| seconds)
+    stat(pid).map_or(0.0, |stat| stat.seconds)
 }
 
-/// CPU time of this process and of all that it has started and that still run, in seconds.
-pub fn cpu_of_all() -> f64 {
+/// CPU time of this process and of all that it has started and that still run, by program.
+#[derive(Clone, Debug, Default)]
+pub struct Cpu(BTreeMap<String, f64>);
+
+impl Cpu {
+    /// Used since an earlier look.
+    pub fn since(&self, before: &Self) -> Self {
+        let used = |program: &String| before.0.get(program).copied().unwrap_or(0.0);
+        Self(self.0.iter().map(|(program, seconds)| (program.clone(), seconds - used(program))).collect())
+    }
+
+    /// Of all programs, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.0.values().sum()
+    }
+}
+
+impl fmt::Display for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut programs: Vec<_> = self.0.iter().filter(|(_, seconds)| **seconds >= 0.05).collect();
+        programs.sort_by(|a, b| b.1.total_cmp(a.1));
+        let words: Vec<_> =
+            programs.iter().map(|(program, seconds)| format!("{program} {seconds:.1}")).collect();
+        f.write_str(&words.join(", "))
+    }
+}
+
+/// What [`Cpu`] says.
+pub fn cpu_of_all() -> Cpu {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let all: BTreeMap<u32, (u32, f64)> = pids.filter_map(|pid| Some((pid, stat(pid)?))).collect();
+    let all: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, stat(pid)?))).collect();
     let ours = std::process::id();
     let descends = |mut pid: u32| {
         while pid != ours {
             match all.get(&pid) {
-                Some((parent, _)) if *parent != 0 => pid = *parent,
+                Some(stat) if stat.parent != 0 => pid = stat.parent,
                 _ => return false,
             }
         }
         true
     };
-    all.iter().filter(|(pid, _)| descends(**pid)).map(|(_, (_, seconds))| seconds).sum()
+    let mut cpu = Cpu::default();
+    for (_, stat) in all.iter().filter(|(pid, _)| descends(**pid)) {
+        *cpu.0.entry(stat.program.clone()).or_default() += stat.seconds;
+    }
+    cpu
 }
 
-/// Parent and CPU seconds of a process.
-fn stat(pid: u32) -> Option<(u32, f64)> {
+/// What the kernel says of a process.
+struct Stat {
+    /// Its name, cut to 15 characters; the programs of Kubernetes are one binary and named by their first word.
+    program: String,
+    parent: u32,
+    /// CPU time.
+    seconds: f64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let (head, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
-    Some((fields.get(1)?.parse().ok()?, (ticks(11)? + ticks(12)?) / TICKS))
+    let mut program = head.split_once('(')?.1.to_owned();
+    if program == "kubernetes" {
+        let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        program = words.split('\0').nth(1).unwrap_or(&program).to_owned();
+    }
+    Some(Stat { program, parent: fields.get(1)?.parse().ok()?, seconds: (ticks(11)? + ticks(12)?) / TICKS })
 }
 
 /// One line about the machine.

@@ -19,12 +19,16 @@ use crate::world::{cluster, is_ready};
 const RECONCILE: &str = "deepinfer_operator_reconcile_duration_seconds";
 const REQUEST: &str = "deepinfer_operator_api_request_seconds";
 const PLAN: &str = "deepinfer_operator_plan_seconds";
+const LOOKS: &str = "deepinfer_operator_reconcile_duration_seconds_count";
+const QUESTIONS: &str = "deepinfer_operator_agent_call_seconds_count";
 const WRITES: &str = "deepinfer_operator_api_writes_total";
 /// Clusters of one namespace: Kubernetes' own controllers look through a whole namespace for each pod.
 const TEAM: usize = 5;
 /// Nodes of a rack.
 const RACK: usize = 18;
 const POLL: Duration = Duration::from_millis(100);
+/// Pause between two words about a long wait.
+const PROGRESS: Duration = Duration::from_secs(60);
 
 /// Apply to all pods of a supernode of 16 nodes with 8 accelerators created, and to Ready; the median of some.
 pub async fn supernode(args: &Args) -> Result<()> {
@@ -68,7 +72,7 @@ pub async fn supernode(args: &Args) -> Result<()> {
 /// One point: so many clusters from nothing to Ready, then at rest, then one change.
 pub async fn curve(args: &Args, clusters: usize) -> Result<()> {
     let nodes = nodes(args, clusters);
-    let world = World::start(args, nodes, 4, RACK, clusters.div_ceil(TEAM)).await?;
+    let world = World::start(args, nodes, 4 * args.pods_per_node, RACK, clusters.div_ceil(TEAM)).await?;
     let before = metrics(&world.operator).await?;
     let (cpu, cpu_all) = (cpu_seconds(world.operator.pid()), cpu_of_all());
     let began = Instant::now();
@@ -80,7 +84,7 @@ pub async fn curve(args: &Args, clusters: usize) -> Result<()> {
     let reached = wait_ready(&world, clusters, args.limit()).await;
     let took = began.elapsed();
     let after = metrics(&world.operator).await?;
-    let pods = world.all_pods().list_metadata(&ListParams::default()).await?.items.len();
+    let pods = count_pods(&world).await?;
     let writes = after.sum(WRITES, "") - before.sum(WRITES, "");
     let p95 = after.quantile(RECONCILE, 0.95, &before);
     println!(
@@ -94,7 +98,8 @@ pub async fn curve(args: &Args, clusters: usize) -> Result<()> {
         world.nodes.memory() >> 20,
     );
     let cpu = cpu_seconds(world.operator.pid()) - cpu;
-    println!("       CPU: operator {cpu:.1} s, everything {:.1} s", cpu_of_all() - cpu_all);
+    let cpu_all = cpu_of_all().since(&cpu_all);
+    println!("       CPU: operator {cpu:.1} s, everything {:.1} s: {cpu_all}", cpu_all.seconds());
     println!("       writes: {}", by_kind(&after, &before));
     if let Err(error) = reached {
         println!("       {error:#}");
@@ -137,8 +142,9 @@ async fn edits(args: &Args, world: &World, clusters: usize) -> Result<()> {
 
 /// Nodes for so many clusters. Prefill pods go anywhere and may leave a rack with one node too few for another gang.
 fn nodes(args: &Args, clusters: usize) -> usize {
-    let racks = (clusters * args.supernodes).div_ceil(RACK / args.nodes);
-    let wanted = racks * RACK + clusters;
+    let shared = args.pods_per_node as usize;
+    let racks = (clusters * args.supernodes).div_ceil(RACK / args.nodes * shared);
+    let wanted = racks * RACK + clusters.div_ceil(shared);
     wanted + wanted / 8 + RACK
 }
 
@@ -148,12 +154,17 @@ async fn at_rest(args: &Args, world: &World) -> Result<()> {
     let (cpu, before) = (cpu_seconds(world.operator.pid()), metrics(&world.operator).await?);
     tokio::time::sleep(Duration::from_secs(args.idle_seconds)).await;
     let used = (cpu_seconds(world.operator.pid()) - cpu) / args.idle_seconds as f64;
-    let writes = metrics(&world.operator).await?.sum(WRITES, "") - before.sum(WRITES, "");
+    let after = metrics(&world.operator).await?;
+    let grown = |name: &str| after.sum(name, "") - before.sum(name, "");
     println!(
-        "       at rest for {} s: {:.1} % of a core, {} MiB, {writes:.0} writes; start to ready again {:.1} s",
+        "       at rest for {} s: {:.1} % of a core, {} MiB, {:.0} writes, {:.0} looks, {:.0} questions to agents; \
+         start to ready again {:.1} s",
         args.idle_seconds,
         used * 100.0,
         world.operator.memory() >> 20,
+        grown(WRITES),
+        grown(LOOKS),
+        grown(QUESTIONS),
         restart_time(args, world).await?.as_secs_f64(),
     );
     Ok(())
@@ -233,11 +244,22 @@ async fn wait_ready(world: &World, count: usize, within: Duration) -> Result<()>
     let deadline = Instant::now() + within;
     // Whoever looks at hundreds of clusters ten times a second is most of the API server's work.
     let pause = POLL.max(Duration::from_millis(10) * u32::try_from(count)?);
+    let (began, mut told) = (Instant::now(), Instant::now());
     loop {
         let all = world.all_clusters().list(&ListParams::default().match_any()).await?.items;
         let ready = all.iter().filter(|cluster| is_ready(cluster)).count();
         if ready >= count {
             return Ok(());
+        }
+        if told.elapsed() >= PROGRESS {
+            told = Instant::now();
+            eprintln!(
+                "  {:>5.0} s: {ready} of {count} clusters are Ready, {} pods, operator {} MiB and {:.0} s of CPU",
+                began.elapsed().as_secs_f64(),
+                count_pods(world).await?,
+                world.operator.memory() >> 20,
+                cpu_seconds(world.operator.pid()),
+            );
         }
         let waits = all
             .iter()
@@ -246,6 +268,12 @@ async fn wait_ready(world: &World, count: usize, within: Duration) -> Result<()>
         ensure!(Instant::now() < deadline, "{ready} of {count} clusters are Ready; one says {waits:?}");
         tokio::time::sleep(pause).await;
     }
+}
+
+/// Pods of all namespaces, counted by the API server.
+async fn count_pods(world: &World) -> Result<i64> {
+    let list = world.all_pods().list_metadata(&ListParams::default().limit(1)).await?;
+    Ok(list.metadata.remaining_item_count.unwrap_or(0) + i64::try_from(list.items.len())?)
 }
 
 /// Name of the `n`th cluster of the curve.

@@ -70,7 +70,15 @@ spec: {{}}
     );
     let error = plane.apply_yaml(&manifest).await.unwrap_err();
     assert!(format!("{error:#}").contains("spec"), "{error:#}");
-    let help = plane.kubectl_ok(&["explain", "deepinferclusters.spec"]).await.unwrap();
+    // The server publishes the schema of a new kind a moment after it serves the kind.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let help = loop {
+        match plane.kubectl_ok(&["explain", "deepinferclusters.spec"]).await {
+            Ok(help) => break help,
+            Err(error) => assert!(Instant::now() < deadline, "{error:#}"),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
     assert!(help.contains("FIELDS"), "{help}");
 }
 

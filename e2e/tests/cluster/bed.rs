@@ -8,8 +8,8 @@ use deepinfer_controlplane::binaries::workspace_binary;
 use deepinfer_controlplane::nodes::{NodeOptions, NodeSpec, ProcessNodes};
 use deepinfer_controlplane::{ControlPlane, Operator, OperatorOptions, install, shared};
 use deepinfer_crds::{DeepInferCluster, DeepInferPool, Supernode, condition};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
@@ -17,6 +17,8 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 /// Tests take turns: each has the machine's cores and all nodes to itself.
 static TURN: Mutex<()> = Mutex::const_new(());
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
+/// Namespaces and nodes of tests that have begun and not ended.
+static LEFT: std::sync::Mutex<Vec<(String, Vec<String>)>> = std::sync::Mutex::new(Vec::new());
 /// How long pods of real engines may take to serve on a busy machine.
 pub const SERVES: Duration = Duration::from_secs(120);
 
@@ -52,14 +54,24 @@ impl Bed {
         turn: MutexGuard<'static, ()>,
     ) -> anyhow::Result<Self> {
         INSTALLED.get_or_try_init(|| install::all(plane)).await?;
+        // A test that failed is not to spoil the next one: nobody runs the pods of its nodes any more.
+        for (namespace, nodes) in left(std::mem::take) {
+            let all: Api<Node> = Api::all(plane.client());
+            for node in nodes {
+                let _ = all.delete(&node, &DeleteParams::default()).await;
+            }
+            abandon(plane, &namespace).await;
+        }
         let agent = tokio::task::spawn_blocking(|| workspace_binary("deepinfer-agent")).await??;
         let gateway = tokio::task::spawn_blocking(|| workspace_binary("deepinfer-gateway")).await??;
         let options = NodeOptions::default()
             .image("gateway", gateway)
             .image("engine", agent)
             .host_path("/models", models());
-        let nodes = ProcessNodes::start(plane.client(), options, specs).await?;
         let namespace = plane.namespace("serving").await?;
+        let names = specs.iter().map(|spec| spec.name.clone()).collect();
+        left(|left| left.push((namespace.clone(), names)));
+        let nodes = ProcessNodes::start(plane.client(), options, specs).await?;
         let options = OperatorOptions {
             fleet_host: nodes.host_address().into(),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
@@ -194,7 +206,7 @@ impl Bed {
 
     /// Deletes the cluster and waits until it and all that belonged to it is gone.
     pub async fn delete(&self) -> anyhow::Result<()> {
-        self.clusters().delete("quickstart", &kube::api::DeleteParams::default()).await?;
+        self.clusters().delete("quickstart", &DeleteParams::default()).await?;
         self.wait("the cluster is gone", SERVES, async || {
             Ok(self.clusters().get_opt("quickstart").await?.is_none())
         })
@@ -213,22 +225,29 @@ impl Bed {
 
     /// Ends operators and nodes; the namespace is left to the control plane.
     pub async fn end(self) {
-        let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(self.client());
-        let clusters =
-            self.clusters().list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default();
-        for cluster in clusters {
-            let bare = json!({"metadata": {"finalizers": null}});
-            let _ = self
-                .clusters()
-                .patch(&cluster.name_any(), &PatchParams::default(), &Patch::Merge(&bare))
-                .await;
-        }
-        let _ = namespaces.delete(&self.namespace, &kube::api::DeleteParams::default()).await;
+        abandon(self.plane, &self.namespace).await;
         for operator in &self.operators {
             let _ = operator.terminate(Duration::from_secs(10)).await;
         }
         let _ = self.nodes.stop().await;
+        left(|left| left.retain(|(namespace, _)| *namespace != self.namespace));
     }
+}
+
+fn left<T>(change: impl FnOnce(&mut Vec<(String, Vec<String>)>) -> T) -> T {
+    change(&mut LEFT.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+/// Deletes a namespace whose clusters nobody looks after any more; does not wait for it.
+async fn abandon(plane: &ControlPlane, namespace: &str) {
+    let clusters: Api<DeepInferCluster> = Api::namespaced(plane.client(), namespace);
+    let all = clusters.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default();
+    for cluster in all {
+        let bare = json!({"metadata": {"finalizers": null}});
+        let _ = clusters.patch(&cluster.name_any(), &PatchParams::default(), &Patch::Merge(&bare)).await;
+    }
+    let namespaces: Api<Namespace> = Api::all(plane.client());
+    let _ = namespaces.delete(namespace, &DeleteParams::default()).await;
 }
 
 /// Folder of the example models.

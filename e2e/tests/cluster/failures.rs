@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use deepinfer_controlplane::children::Signal;
 use deepinfer_controlplane::nodes::NodeSpec;
-use kube::api::DeleteParams;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::bed::{Bed, SERVES, is, why};
-use crate::client::Load;
+use crate::client::{Load, capital};
 
 /// Two supernodes of one pod each: one may be lost while the other serves.
 fn pair() -> serde_json::Value {
@@ -285,6 +286,32 @@ async fn hand_edited_children_are_set_back_and_an_event_says_so() {
     bed.end().await;
 }
 
+/// The operator may not read Secrets: that the key of a cluster is gone shows by pods that are held up for want of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_key_comes_back_for_the_pods_that_wait_for_it() {
+    let Some(bed) = Bed::cpu(3).await else { return };
+    bed.apply(json!({})).await.unwrap();
+    bed.ready().await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(bed.client(), &bed.namespace);
+    let ours = ListParams::default().labels("deepinfer.io/cluster=quickstart");
+    let before = secrets.list(&ours).await.unwrap().items;
+    assert_eq!(before.len(), 1, "{:?}", before.iter().map(Secret::name_any).collect::<Vec<_>>());
+    let key = before[0].name_any();
+    secrets.delete(&key, &DeleteParams::default()).await.unwrap();
+    let gateway = bed.pods_of("gateway").await.unwrap()[0].name_any();
+    bed.pods().delete(&gateway, &DeleteParams::default()).await.unwrap();
+    bed.wait("the key is there again", SERVES, async || Ok(secrets.get_opt(&key).await?.is_some()))
+        .await
+        .unwrap();
+    assert!(secrets.get(&key).await.unwrap().data == before[0].data, "it is another key");
+    bed.wait("both gateways are ready", SERVES, async || Ok(bed.gateways().await?.len() == 2)).await.unwrap();
+    for gateway in bed.gateways().await.unwrap() {
+        assert!(capital(&gateway).await.unwrap().contains("Paris"));
+    }
+    bed.delete().await.unwrap();
+    bed.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn accelerator_gangs_sit_in_one_domain_or_wait_without_holding_anything() {
     let gpu = |name: &str, domain: &str| {
@@ -323,9 +350,13 @@ async fn accelerator_gangs_sit_in_one_domain_or_wait_without_holding_anything() 
     let placement = waiting.status.clone().unwrap().placement.unwrap();
     let rack_a = placement.candidates.iter().find(|c| c.domain == "rack-a").unwrap();
     assert_eq!((rack_a.nodes, rack_a.free), (3, 1), "{placement:?}");
-    let cluster = bed.cluster().await.unwrap();
-    let lines = cluster.status.unwrap().waiting;
-    assert!(lines.iter().any(|w| w.reason == "NotEnoughFree"), "{lines:?}");
+    // The statuses of one plan are written side by side, the cluster's not before the supernodes'.
+    bed.wait_cluster("says what it waits for", |cluster| {
+        let waiting = cluster.status.iter().flat_map(|status| &status.waiting);
+        waiting.map(|line| line.reason.as_str()).any(|reason| reason == "NotEnoughFree")
+    })
+    .await
+    .unwrap();
     bed.delete().await.unwrap();
     bed.end().await;
 }

@@ -2,13 +2,19 @@
 //! it, and another one goes on from what is written.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use deepinfer_controlplane::proxy::{On, When};
+use futures_util::StreamExt;
+use kube::ResourceExt;
 use kube::api::DeleteParams;
+use kube::runtime::watcher::{self, Event, watcher};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
-use super::rig::{CLUSTER, Rig, cluster, names, run, until};
+use super::rig::{CLUSTER, PATIENCE, Rig, cluster, names, run, until};
 use super::snapshot;
 use super::writes::undisturbed;
 
@@ -26,14 +32,69 @@ fn steps() -> On {
     On::writes().not("events").not("tokenreviews").not("subjectaccessreviews").not("secrets")
 }
 
+/// Every supernode that there was since the beginning, however short it lived.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    names: BTreeSet<String>,
+    /// Lists: with a second one, something may have come and gone unseen.
+    lists: u32,
+}
+
+/// Fills a [`Seen`] by a watch of its own.
+struct Watch {
+    seen: watch::Receiver<Seen>,
+    task: JoinHandle<()>,
+}
+
+impl Watch {
+    async fn start(rig: &Rig) -> Result<Self> {
+        let (sender, mut seen) = watch::channel(Seen::default());
+        let api = rig.api("Supernode");
+        let task = tokio::spawn(async move {
+            let mut events = pin!(watcher(api, watcher::Config::default()));
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(Event::InitApply(object) | Event::Apply(object) | Event::Delete(object)) => {
+                        sender.send_modify(|seen| _ = seen.names.insert(object.name_any()));
+                    }
+                    Ok(Event::InitDone) => sender.send_modify(|seen| seen.lists += 1),
+                    Ok(Event::Init) => {}
+                    Err(error) => {
+                        println!("  the test's watch of supernodes: {error}");
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                    }
+                }
+            }
+        });
+        tokio::time::timeout(PATIENCE, seen.wait_for(|seen| seen.lists > 0)).await.context("no list")??;
+        Ok(Self { seen, task })
+    }
+
+    /// All of them, up to those of now.
+    async fn all(&mut self, rig: &Rig) -> Result<BTreeSet<String>> {
+        let now = names(&rig.supernodes().await?);
+        let has = |seen: &Seen| now.iter().all(|name| seen.names.contains(name));
+        let Ok(seen) = tokio::time::timeout(PATIENCE, self.seen.wait_for(has)).await else {
+            bail!("the watch does not see {now:?}");
+        };
+        let seen = seen?.clone();
+        ensure!(seen.lists == 1, "the watch broke {} times", seen.lists - 1);
+        Ok(seen.names)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// Lets the operator do its work one write at a time, killing it at each: with `After` the write has been done and it
 /// does not know; with `Before` one write passes and the next one is lost. Who begins with the same write again (the
-/// commit of a plan, which draws new names) comes one write further. Ends when `done` says so; gives the number of kills,
-/// and in `seen` every supernode that there was.
+/// commit of a plan, which draws new names) comes one write further. Ends when `done` says so; gives the number of kills.
 async fn step_by_step(
     rig: &mut Rig,
     when: When,
-    seen: &mut BTreeSet<String>,
     mut done: impl AsyncFnMut(&Rig) -> Result<bool>,
 ) -> Result<u32> {
     let mut kills = 0;
@@ -51,7 +112,6 @@ async fn step_by_step(
                 operator.kill9();
                 held.release();
                 kills += 1;
-                seen.extend(names(&rig.supernodes().await?));
                 rig.forget_lease().await?;
             }
             Err(_) if done(rig).await? => return Ok(kills),
@@ -71,22 +131,22 @@ async fn step_by_step(
 
 async fn life(mut rig: Rig, when: When) -> Result<()> {
     let expected = undisturbed(&mut rig).await?;
-    let mut seen = BTreeSet::new();
+    let mut seen = Watch::start(&rig).await?;
     rig.apply(&cluster(CLUSTER, 1)).await?;
     let reaches = async |rig: &Rig, station: usize| Ok(snapshot::take(rig).await? == expected[station]);
-    let created = step_by_step(&mut rig, when, &mut seen, async |rig| reaches(rig, 0).await).await?;
+    let created = step_by_step(&mut rig, when, async |rig| reaches(rig, 0).await).await?;
     snapshot::reaches(&rig, "serving", &expected[0]).await?;
     rig.apply(&cluster(CLUSTER, 2)).await?;
-    let edits = step_by_step(&mut rig, when, &mut seen, async |rig| reaches(rig, 1).await).await?;
+    let edits = step_by_step(&mut rig, when, async |rig| reaches(rig, 1).await).await?;
     snapshot::reaches(&rig, "edited", &expected[1]).await?;
-    seen.extend(names(&rig.supernodes().await?));
-    ensure!(seen.len() == 2, "incarnations: {seen:?}");
     rig.delete(CLUSTER).await?;
-    let deleted = step_by_step(&mut rig, when, &mut seen, async |rig| {
+    let deleted = step_by_step(&mut rig, when, async |rig| {
         Ok(rig.api("DeepInferCluster").get_opt(CLUSTER).await?.is_none())
     })
     .await?;
     rig.gone(CLUSTER).await?;
+    let seen = seen.all(&rig).await?;
+    ensure!(seen.len() == 2, "incarnations: {seen:?}");
     println!("  killed {created} times while it created, {edits} while it grew, {deleted} while it deleted");
     Ok(())
 }
@@ -121,14 +181,14 @@ fn killed_after_every_write_of_a_rebuild() {
             let serving = now.iter().all(|sn| sn.data["status"]["phase"] == "Serving");
             Ok(now.len() == 1 && serving && names(&now) != before)
         };
-        let mut seen: BTreeSet<String> = before.iter().cloned().collect();
-        let kills = step_by_step(&mut rig, When::After, &mut seen, rebuilt).await?;
+        let mut seen = Watch::start(&rig).await?;
+        let kills = step_by_step(&mut rig, When::After, rebuilt).await?;
         let _operator = rig.operator().await?;
         rig.ready(CLUSTER).await?;
         println!("  killed {kills} times");
-        seen.extend(names(&rig.supernodes().await?));
+        let seen = seen.all(&rig).await?;
         ensure!(seen.len() == 2, "incarnations: {seen:?}");
-        until(super::rig::PATIENCE, async || {
+        until(PATIENCE, async || {
             let pods = pods.list(&kube::api::ListParams::default().labels("deepinfer.io/supernode")).await?;
             Ok((pods.items.len() == 2).then_some(()))
         })

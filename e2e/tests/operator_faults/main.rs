@@ -9,6 +9,7 @@ mod kills;
 mod leaders;
 mod quiet;
 mod rig;
+mod room;
 mod snapshot;
 mod watches;
 mod writes;

@@ -23,6 +23,7 @@ use crate::rest::{Resource, Rest};
 
 mod lessons;
 
+use self::lessons::DOUBT_AGAIN;
 pub use self::lessons::Lessons;
 
 /// Clusters older than this have outlived the garbage of any predecessor.
@@ -42,6 +43,8 @@ pub struct Gathered {
     pub blueprint: Option<ConfigMap>,
     /// Each agent was asked once, so silence means something.
     pub settled: bool,
+    /// A pod may turn out to be held up by then, though nothing happens: look again.
+    pub look_within: Option<Duration>,
 }
 
 /// Everything that a world is made of.
@@ -78,7 +81,8 @@ impl Gatherer {
             self.caches.unremember_secrets(key);
         }
         let mut family = self.caches.family(key, fresh);
-        if family.objects.iter().any(|object| held_up(object, now())) && self.lessons.doubt_secret(key) {
+        let held = family.objects.iter().filter_map(|object| held_up_in(object, now())).min();
+        if held == Some(Duration::ZERO) && self.lessons.doubt_secret(key) {
             self.caches.forget_secrets(key);
             family = self.caches.family(key, fresh);
         }
@@ -114,6 +118,7 @@ impl Gatherer {
             owner: cluster.owner_reference(),
             blueprint: map,
             settled,
+            look_within: held.map(|within| if within.is_zero() { DOUBT_AGAIN } else { within }),
         }))
     }
 
@@ -160,20 +165,19 @@ fn unreadable(kind: Kind, name: &str, why: &str) -> Error {
     Error::Unreadable { what: Key::new(kind, name).to_string(), message: why.to_owned() }
 }
 
-/// A pod that was bound a while ago and whose kubelet has not started its containers.
-fn held_up(object: &Object, now: i64) -> bool {
-    let Object::Pod(pod) = object else { return false };
-    let Some(status) = &pod.status else { return false };
+/// When a pod that was bound and whose kubelet has not started its containers counts as held up: zero if it does.
+fn held_up_in(object: &Object, now: i64) -> Option<Duration> {
+    let Object::Pod(pod) = object else { return None };
+    let status = pod.status.as_ref()?;
     let bound = status.conditions.iter().flatten().find(|c| c.type_ == "PodScheduled" && c.status == "True");
-    let since = bound.and_then(|condition| condition.last_transition_time.as_ref());
-    let started = status
-        .container_statuses
-        .iter()
-        .flatten()
-        .any(|c| c.state.as_ref().is_none_or(|s| s.waiting.is_none()));
-    status.phase.as_deref() == Some("Pending")
-        && !started
-        && since.is_some_and(|since| now - since.0.as_second() > HELD_UP_SECONDS)
+    let since = bound?.last_transition_time.as_ref()?.0.as_second();
+    let mut containers = status.container_statuses.iter().flatten();
+    let started = containers.any(|c| c.state.as_ref().is_none_or(|s| s.waiting.is_none()));
+    if started || status.phase.as_deref() != Some("Pending") {
+        return None;
+    }
+    let left = since + HELD_UP_SECONDS + 1 - now;
+    Some(Duration::from_secs(u64::try_from(left).unwrap_or(0)))
 }
 
 fn controlled_by(map: &ConfigMap, uid: &str) -> bool {
@@ -196,7 +200,9 @@ fn addresses(world: &World) -> Vec<AgentAddress> {
         let lead = object.label(label::LEAD) == Some("true");
         let cadence = if leaders.contains(&name) {
             Cadence::Leader
-        } else if !is_ready(pod) || object.is_deleted() || drains(world, object) {
+        } else if object.is_deleted() || drains(world, object) {
+            Cadence::Draining
+        } else if !is_ready(pod) {
             Cadence::Starting
         } else if lead {
             Cadence::First
@@ -269,11 +275,17 @@ mod tests {
     fn only_a_bound_pod_whose_containers_never_began_is_held_up() {
         let container = |state: &Value| json!([{"name": "engine", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
         let creating = container(&json!({"waiting": {"reason": "ContainerCreating"}}));
-        assert!(held_up(&pod("Pending", "True", &creating), 1061));
-        assert!(held_up(&pod("Pending", "True", &Value::Null), 1061));
-        assert!(!held_up(&pod("Pending", "True", &creating), 1060), "not yet");
-        assert!(!held_up(&pod("Pending", "False", &Value::Null), 5000), "it has no node");
-        assert!(!held_up(&pod("Running", "True", &container(&json!({"running": {}}))), 5000));
-        assert!(!held_up(&pod("Pending", "True", &container(&json!({"terminated": {"exitCode": 1}}))), 5000));
+        let held_up = |pod: Object, now: i64| held_up_in(&pod, now).map(|within| within.as_secs());
+        assert_eq!(held_up(pod("Pending", "True", &creating), 5000), Some(0));
+        assert_eq!(held_up(pod("Pending", "True", &creating), 1061), Some(0));
+        assert_eq!(held_up(pod("Pending", "True", &Value::Null), 1061), Some(0));
+        assert_eq!(held_up(pod("Pending", "True", &creating), 1060), Some(1), "not yet");
+        assert_eq!(held_up(pod("Pending", "True", &creating), 1000), Some(61), "not yet");
+        assert_eq!(held_up(pod("Pending", "False", &Value::Null), 5000), None, "it has no node");
+        assert_eq!(held_up(pod("Running", "True", &container(&json!({"running": {}}))), 5000), None);
+        assert_eq!(
+            held_up(pod("Pending", "True", &container(&json!({"terminated": {"exitCode": 1}}))), 5000),
+            None
+        );
     }
 }

@@ -73,7 +73,7 @@ enum Look {
     /// Its plan broke a rule.
     Broken(Vec<Finding>),
     /// Planned and done.
-    Planned { plan: Box<Plan>, outcome: Box<Outcome>, committed: bool },
+    Planned { plan: Box<Plan>, outcome: Box<Outcome>, committed: bool, look_within: Option<Duration> },
 }
 
 impl Reconciler {
@@ -120,8 +120,10 @@ impl Reconciler {
                 }
                 (ReconcileResult::Failed, Some(BROKEN_PAUSE))
             }
-            Ok(Look::Planned { plan, outcome, committed }) => {
-                self.after_plan(key, id, &plan, *outcome, committed, duration)
+            Ok(Look::Planned { plan, outcome, committed, look_within }) => {
+                let (result, after) = self.after_plan(key, id, &plan, *outcome, committed, duration);
+                // What a clock alone brings wakes nobody.
+                (result, after.map(|after| look_within.map_or(after, |within| within.min(after))))
             }
             Err(error) => (ReconcileResult::Failed, self.after_error(key, id, &error, false, duration)),
         };
@@ -183,7 +185,8 @@ impl Reconciler {
         }
         let outcome = self.executor.execute(cluster, world, &plan.actions).await;
         log_phases(world, &plan.actions, id);
-        Ok(Look::Planned { plan: Box::new(plan), outcome: Box::new(outcome), committed })
+        let look_within = gathered.look_within;
+        Ok(Look::Planned { plan: Box::new(plan), outcome: Box::new(outcome), committed, look_within })
     }
 
     /// Planning is pure work on values: the other tasks of this thread go elsewhere meanwhile.

@@ -8,6 +8,7 @@
 //!   operator -- --agent-proxy --> Agents (agents.rs): answers operator.md 9.1 for each pod, by script
 //! ```
 
+mod addresses;
 mod agents;
 mod answers;
 mod nodes;

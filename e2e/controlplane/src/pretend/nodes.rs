@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{BEHAVIOUR, Behaviour, PRETEND, Stages};
+use super::{BEHAVIOUR, Behaviour, PRETEND, Stages, addresses};
 use crate::binaries::{self, Need};
 use crate::children::{self, Process};
 use crate::nodes::NodeSpec;
@@ -71,6 +71,10 @@ impl PretendNodes {
         command.args(["--cidr=10.64.0.1/10", "--node-ip=10.63.0.1"]);
         command.current_dir(folder.path()).env_remove("KUBECONFIG");
         let kwok = Process::start("kwok", command, folder.path()).context("starting kwok")?;
+        if let Err(error) = addresses::prepare(&client).await {
+            let tail = kwok.tail(20);
+            return Err(error.context(format!("kwok's log ends with:\n{tail}")));
+        }
         let mut started = Self { client, kwok, names: Vec::new(), _folder: folder };
         started.add(nodes).await?;
         Ok(started)
@@ -190,7 +194,7 @@ fn configuration(options: &PretendOptions) -> String {
     format!("---\n{kwok}\n{}", options.stages.file())
 }
 
-fn object(node: &NodeSpec) -> serde_json::Value {
+pub(super) fn object(node: &NodeSpec) -> serde_json::Value {
     let mut labels = node.labels.clone();
     labels.insert(PRETEND.to_owned(), "true".to_owned());
     for (key, value) in [

@@ -45,10 +45,13 @@ pub struct AgentOptions {
     /// The same for all others
     #[arg(id = "agent-other-seconds", long, value_name = "S", default_value = "60", value_parser = seconds)]
     pub other_interval: Duration,
+    /// Questions a second to agents that start, at most: while there are more of them, each is asked less often
+    #[arg(id = "agent-starting-rate", long, value_name = "N", default_value_t = 1000, value_parser = positive)]
+    pub starting_rate: usize,
     /// Longest call to an agent
     #[arg(id = "agent-timeout-seconds", long, value_name = "S", default_value = "2", value_parser = seconds)]
     pub timeout: Duration,
-    /// Calls to agents at once; leaders have as many again for themselves
+    /// Calls to agents at once; leaders, and agents that start, have as many again each for themselves
     #[arg(id = "agent-concurrency", long, value_name = "N", default_value_t = 256, value_parser = positive)]
     pub concurrency: usize,
     /// Send all calls to agents here, with the agent's address in the Host header: for tests at scale
@@ -62,6 +65,7 @@ impl Default for AgentOptions {
             leader_interval: Duration::from_secs(1),
             first_interval: Duration::from_secs(5),
             starting_interval: Duration::from_secs(1),
+            starting_rate: 1000,
             other_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(2),
             concurrency: 256,
@@ -75,8 +79,10 @@ impl Default for AgentOptions {
 pub enum Cadence {
     /// Leads prefill or decode by the committed FleetView.
     Leader,
-    /// Starts or drains: its next word changes what happens.
+    /// Starts: its next word changes what happens. There may be very many.
     Starting,
+    /// Drains, and something waits for that.
+    Draining,
     /// Index 0 of a supernode, or a prefill worker.
     First,
     /// Any other: its pod and its index 0 tell of it.

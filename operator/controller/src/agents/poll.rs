@@ -25,10 +25,7 @@ pub(super) async fn run(
     wake: mpsc::Sender<ClusterRef>,
     stop: CancellationToken,
 ) {
-    let lanes = [
-        (Lane::Leaders, Arc::new(Semaphore::new(concurrency))),
-        (Lane::Others, Arc::new(Semaphore::new(concurrency))),
-    ];
+    let lanes = Lane::ALL.map(|lane| (lane, Arc::new(Semaphore::new(concurrency))));
     let (tell, mut news) = tokio::sync::mpsc::channel(NEWS);
     let tasks = TaskTracker::new();
     // Clusters to wake: a set, so that a full channel forgets nothing and repeats nothing.

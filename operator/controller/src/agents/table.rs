@@ -23,11 +23,18 @@ const FORGET_SECONDS: i64 = 30;
 /// First questions to many agents at once are spread over this time.
 const FIRST_SPREAD: Duration = Duration::from_millis(200);
 
-/// Leaders have their own lane: they do not wait behind a rack of dead agents.
+/// Leaders have their own lane: they do not wait behind a rack of dead agents. Neither do those that serve wait behind
+/// thousands that load their weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Leaders,
+    /// Has a budget; those that were never asked are not in it.
+    Starting,
     Others,
+}
+
+impl Lane {
+    pub(super) const ALL: [Self; 3] = [Self::Leaders, Self::Starting, Self::Others];
 }
 
 /// A question that is due.
@@ -70,14 +77,71 @@ struct Cluster {
 
 type Queue = BTreeMap<(Instant, u64), (ClusterRef, AgentId)>;
 
+/// Who is due, by lane.
+#[derive(Debug, Default)]
+struct Queues {
+    leaders: Queue,
+    starting: Queue,
+    others: Queue,
+    counter: u64,
+}
+
+impl Queues {
+    fn count(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    fn of(&mut self, lane: Lane) -> &mut Queue {
+        match lane {
+            Lane::Leaders => &mut self.leaders,
+            Lane::Starting => &mut self.starting,
+            Lane::Others => &mut self.others,
+        }
+    }
+
+    /// Puts an agent into the queue of its lane; its older place is void.
+    fn put(&mut self, cluster: &ClusterRef, agent: &mut Agent) {
+        agent.ticket = self.count();
+        let place = (agent.due, agent.ticket);
+        self.of(agent.lane()).insert(place, (cluster.clone(), agent.address.pod.clone()));
+    }
+}
+
+/// A budget of questions: so many a second, and as many at once after a pause of a second.
+#[derive(Debug)]
+struct Pace {
+    gap: Duration,
+    /// Up to here the time is spent.
+    spent: Option<Instant>,
+}
+
+impl Pace {
+    const BURST: Duration = Duration::from_secs(1);
+
+    fn new(per_second: usize) -> Self {
+        let per_second = u32::try_from(per_second.max(1)).unwrap_or(u32::MAX);
+        Self { gap: Self::BURST / per_second, spent: None }
+    }
+
+    /// When the next question may go.
+    fn free_at(&self, now: Instant) -> Instant {
+        self.spent.map_or(now, |spent| (spent + self.gap).checked_sub(Self::BURST).unwrap_or(now).max(now))
+    }
+
+    fn spend(&mut self, now: Instant) {
+        self.spent = Some(self.spent.map_or(now, |spent| spent.max(now)) + self.gap);
+    }
+}
+
 /// All agents of all clusters.
 #[derive(Debug)]
 pub(super) struct Table {
     options: AgentOptions,
     clusters: BTreeMap<ClusterRef, Cluster>,
-    leaders: Queue,
-    others: Queue,
-    counter: u64,
+    queues: Queues,
+    /// Of [`Lane::Starting`].
+    pace: Pace,
 }
 
 impl Table {
@@ -85,9 +149,8 @@ impl Table {
         Self {
             options: options.clone(),
             clusters: BTreeMap::new(),
-            leaders: Queue::new(),
-            others: Queue::new(),
-            counter: 0,
+            queues: Queues::default(),
+            pace: Pace::new(options.starting_rate),
         }
     }
 
@@ -121,17 +184,17 @@ impl Table {
                 // A place in the other lane, or an earlier one; who is being asked gets its place afterwards.
                 if live.ticket != 0 {
                     live.due = live.due.min(sooner);
-                    enqueue(&mut self.counter, &mut self.leaders, &mut self.others, cluster, live);
+                    self.queues.put(cluster, live);
                     changed = true;
                 }
                 continue;
             }
-            self.counter += 1;
-            let spread = jitter(self.counter, FIRST_SPREAD);
+            let serial = self.queues.count();
+            let spread = jitter(serial, FIRST_SPREAD);
             let mut agent = Agent {
                 due: now + if address.cadence == Cadence::Leader { Duration::ZERO } else { spread },
                 address,
-                serial: self.counter,
+                serial,
                 ticket: 0,
                 asked: false,
                 answers: false,
@@ -140,7 +203,7 @@ impl Table {
                 silent_since: Some(unix_seconds),
                 told: 0,
             };
-            enqueue(&mut self.counter, &mut self.leaders, &mut self.others, cluster, &mut agent);
+            self.queues.put(cluster, &mut agent);
             known.agents.insert(agent.address.pod.clone(), agent);
             changed = true;
         }
@@ -169,18 +232,18 @@ impl Table {
         let known = self.clusters.get_mut(cluster).and_then(|known| known.agents.get_mut(agent));
         if let Some(agent) = known.filter(|agent| agent.ticket != 0) {
             agent.due = now;
-            enqueue(&mut self.counter, &mut self.leaders, &mut self.others, cluster, agent);
+            self.queues.put(cluster, agent);
         }
     }
 
     /// The next question of a lane if it is due; else when to look again.
     pub(super) fn next(&mut self, lane: Lane, now: Instant) -> Result<Question, Option<Instant>> {
         loop {
-            let queue = match lane {
-                Lane::Leaders => &mut self.leaders,
-                Lane::Others => &mut self.others,
-            };
-            let Some((&(due, ticket), _)) = queue.first_key_value() else { return Err(None) };
+            let queue = self.queues.of(lane);
+            let Some((&(mut due, ticket), _)) = queue.first_key_value() else { return Err(None) };
+            if lane == Lane::Starting {
+                due = due.max(self.pace.free_at(now));
+            }
             if due > now {
                 return Err(Some(due));
             }
@@ -190,6 +253,9 @@ impl Table {
                 continue;
             };
             agent.ticket = 0;
+            if lane == Lane::Starting {
+                self.pace.spend(now);
+            }
             let (target, serial) = (agent.target(&known.key), agent.serial);
             return Ok(Question { cluster, target, serial });
         }
@@ -218,12 +284,12 @@ impl Table {
         let waited = i64::try_from(self.options.timeout.as_secs()).unwrap_or(i64::MAX);
         matters |= agent.hear(status, unix_seconds, waited);
         let pause = interval(&self.options, agent.address.cadence);
-        agent.due = now + pause - jitter(self.counter.wrapping_add(agent.serial), pause / 10);
+        agent.due = now + pause - jitter(self.queues.counter.wrapping_add(agent.serial), pause / 10);
         // Silent agents of slow cadence are asked as often as those that start, until they are given up.
         if !agent.answers && agent.status.is_some() {
             agent.due = agent.due.min(now + interval(&self.options, Cadence::Starting));
         }
-        enqueue(&mut self.counter, &mut self.leaders, &mut self.others, &question.cluster, agent);
+        self.queues.put(&question.cluster, agent);
         matters
     }
 
@@ -238,13 +304,21 @@ impl Table {
 fn interval(options: &AgentOptions, cadence: Cadence) -> Duration {
     match cadence {
         Cadence::Leader => options.leader_interval,
-        Cadence::Starting => options.starting_interval,
+        Cadence::Starting | Cadence::Draining => options.starting_interval,
         Cadence::First => options.first_interval,
         Cadence::Other => options.other_interval,
     }
 }
 
 impl Agent {
+    fn lane(&self) -> Lane {
+        match self.address.cadence {
+            Cadence::Leader => Lane::Leaders,
+            Cadence::Starting if self.asked => Lane::Starting,
+            Cadence::Starting | Cadence::Draining | Cadence::First | Cadence::Other => Lane::Others,
+        }
+    }
+
     fn target(&self, key: &Arc<ClusterKey>) -> Target {
         let control = std::net::SocketAddr::new(self.address.ip, self.address.control);
         Target { agent: self.address.pod.clone(), control, key: Arc::clone(key) }
@@ -292,20 +366,6 @@ fn matters(status: &AgentStatus) -> impl PartialEq + '_ {
         (status.fabric.as_str(), status.device_health.as_str(), status.kv_epoch.as_str()),
         status.placement,
     )
-}
-
-/// Puts an agent into the queue of its lane; its older place is void.
-fn enqueue(
-    counter: &mut u64,
-    leaders: &mut Queue,
-    others: &mut Queue,
-    cluster: &ClusterRef,
-    agent: &mut Agent,
-) {
-    *counter += 1;
-    agent.ticket = *counter;
-    let queue = if agent.address.cadence == Cadence::Leader { leaders } else { others };
-    queue.insert((agent.due, agent.ticket), (cluster.clone(), agent.address.pod.clone()));
 }
 
 /// Some part of a span, spread evenly over numbers.

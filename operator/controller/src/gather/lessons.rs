@@ -13,7 +13,7 @@ use super::now;
 const DOUBT: Duration = Duration::from_secs(5);
 const DOUBTS: u32 = 4;
 /// Pause between two doubts about the Secrets of pods that do not start.
-const DOUBT_AGAIN: Duration = Duration::from_secs(300);
+pub(super) const DOUBT_AGAIN: Duration = Duration::from_secs(300);
 /// Drifts of one object in a minute after which it is left alone.
 const DRIFTS: usize = 3;
 /// A namespace that refused a create because it is being deleted is taken for dying for so long.

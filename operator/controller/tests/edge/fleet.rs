@@ -88,11 +88,9 @@ async fn a_caller_waits_for_a_newer_generation_and_gets_it_at_once() {
     let call = rig.waiting(1).await;
     rig.set(1);
     assert!(!call.is_finished(), "the same again is not news");
-    let begun = Instant::now();
     rig.set(2);
-    let got = tokio::time::timeout(SOON, call).await.unwrap().unwrap();
+    let got = tokio::time::timeout(SOON, call).await.expect("long before its 30 s are over").unwrap();
     assert_eq!(got.status, 200, "{got:?}");
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert!(got.body.contains("\"generation\":2"), "{}", got.body);
 }
 

@@ -104,6 +104,43 @@ fn a_cluster_is_settled_when_each_agent_was_asked_whether_it_answered_or_not() {
     assert!(rig.table.settled(&cluster("c")), "who comes later holds up nothing");
 }
 
+/// A cluster of thousands that load their weights costs no more questions than the budget, and nobody else waits for it.
+#[test]
+fn agents_that_start_share_a_budget_in_which_each_has_its_turn() {
+    let mut rig = Rig::new();
+    let options = AgentOptions { starting_rate: 10, ..AgentOptions::default() };
+    rig.table = Table::new(&options);
+    let mut all: Vec<AgentAddress> =
+        (0..50).map(|n| address(&format!("starting-{n:02}"), Cadence::Starting)).collect();
+    all.push(address("first", Cadence::First));
+    rig.follow("c", &all);
+    rig.at = FIRST_SPREAD;
+    let round = rig.due(Lane::Others);
+    assert_eq!(round.len(), 51, "the first questions are outside the budget");
+    assert!(rig.due(Lane::Starting).is_empty());
+    for question in round {
+        rig.answer(&question, Some(status(question.target.agent.as_str())));
+    }
+    let mut asked: BTreeMap<String, u32> = BTreeMap::new();
+    let mut most = 0;
+    for millis in (0..60_000).step_by(50) {
+        rig.at = FIRST_SPREAD + Duration::from_millis(millis);
+        for lane in Lane::ALL {
+            let questions = rig.due(lane);
+            most = most.max(if lane == Lane::Starting { questions.len() } else { 0 });
+            for question in questions {
+                *asked.entry(question.target.agent.as_str().to_owned()).or_default() += 1;
+                rig.answer(&question, Some(status(question.target.agent.as_str())));
+            }
+        }
+    }
+    assert!((12..=14).contains(&asked.remove("first").unwrap()), "{asked:?}");
+    let total: u32 = asked.values().sum();
+    assert!((580..=610).contains(&total), "ten a second for a minute, and ten at once: {total}");
+    assert!(most <= 10, "{most} at once");
+    assert!(asked.len() == 50 && asked.values().all(|times| (11..=13).contains(times)), "{asked:?}");
+}
+
 #[test]
 fn each_cadence_has_its_pause_and_leaders_their_lane() {
     let mut rig = Rig::new();
@@ -111,16 +148,19 @@ fn each_cadence_has_its_pause_and_leaders_their_lane() {
         address("leader", Cadence::Leader),
         address("first", Cadence::First),
         address("starting", Cadence::Starting),
+        address("draining", Cadence::Draining),
         address("other", Cadence::Other),
     ];
     rig.follow("c", &all);
     let mut asked: BTreeMap<String, u32> = BTreeMap::new();
     for millis in (0..60_000).step_by(50) {
         rig.at = Duration::from_millis(millis);
-        for lane in [Lane::Leaders, Lane::Others] {
+        for lane in Lane::ALL {
             for question in rig.due(lane) {
                 let name = question.target.agent.as_str().to_owned();
                 assert_eq!(lane == Lane::Leaders, name == "leader");
+                let begun = asked.contains_key(&name);
+                assert_eq!(lane == Lane::Starting, name == "starting" && begun, "{name}: {asked:?}");
                 rig.answer(&question, Some(status(&name)));
                 *asked.entry(name).or_default() += 1;
             }
@@ -129,6 +169,7 @@ fn each_cadence_has_its_pause_and_leaders_their_lane() {
     assert!((58..=68).contains(&asked["leader"]), "{asked:?}");
     assert!((12..=14).contains(&asked["first"]), "{asked:?}");
     assert!((58..=68).contains(&asked["starting"]), "{asked:?}");
+    assert!((58..=68).contains(&asked["draining"]), "{asked:?}");
     assert!((1..=2).contains(&asked["other"]), "{asked:?}");
 }
 
