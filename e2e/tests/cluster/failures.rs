@@ -350,7 +350,7 @@ async fn accelerator_gangs_sit_in_one_domain_or_wait_without_holding_anything() 
     let placement = waiting.status.clone().unwrap().placement.unwrap();
     let rack_a = placement.candidates.iter().find(|c| c.domain == "rack-a").unwrap();
     assert_eq!((rack_a.nodes, rack_a.free), (3, 1), "{placement:?}");
-    // The statuses of one plan are written side by side, the cluster's not before the supernodes'.
+    // The cluster's status may come a moment after the supernodes'.
     bed.wait_cluster("says what it waits for", |cluster| {
         let waiting = cluster.status.iter().flat_map(|status| &status.waiting);
         waiting.map(|line| line.reason.as_str()).any(|reason| reason == "NotEnoughFree")

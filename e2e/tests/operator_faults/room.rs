@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use deepinfer_controlplane::proxy::{On, Verb, What, Which};
+use deepinfer_crds::DeepInferPool;
 use deepinfer_crds::names::label;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
@@ -56,8 +57,10 @@ fn a_gang_whose_room_is_taken_is_made_anew_where_there_is_room() {
         });
         let told = told.await.context("no event says why")?;
         ensure!(told.contains(&format!("rack-{rack}")), "{told}");
-        let status = rig.api("DeepInferCluster").get(CLUSTER).await?.data["status"].clone();
-        ensure!(!status.to_string().contains("uarantine"), "somebody is blamed: {status:#}");
+        let pools: Api<DeepInferPool> = Api::namespaced(rig.client.clone(), &rig.namespace);
+        let pool =
+            pools.get(&format!("{CLUSTER}-decode")).await?.status.context("a pool without a status")?;
+        ensure!(pool.quarantine.is_empty(), "somebody is blamed: {:?}", pool.quarantine);
         ensure!(rig.incarnations().len() == 2, "{:?}", rig.incarnations());
         ensure!(operator.exit_status().is_none(), "the operator ended");
         Ok(())
