@@ -150,8 +150,10 @@ mod tests {
     #[test]
     fn a_fabric_fault_puts_the_domain_away_and_a_full_cluster_nobody() {
         let mut quarantine = Quarantine::default();
-        let full: Vec<FailureRecord> = (0..5).map(|at| failed(at, "GangTimeout")).collect();
-        assert!(quarantine.blame(&full, &full[4], 5).is_empty());
+        for reason in ["GangTimeout", ROOM_TAKEN] {
+            let full: Vec<FailureRecord> = (0..5).map(|at| failed(at, reason)).collect();
+            assert!(quarantine.blame(&full, &full[4], 5).is_empty(), "{reason}");
+        }
         let faults: Vec<FailureRecord> = (0..3).map(|at| failed(at, "FabricNotReady")).collect();
         assert_eq!(quarantine.blame(&faults, &faults[2], 5), ["rack-1"]);
         assert!(quarantine.nodes().is_empty());
