@@ -25,6 +25,10 @@ pub fn unready_reason(view: &FleetView, connected: &BTreeSet<AgentId>) -> Option
     }
     for (role, name) in [(Role::Prefill, "prefill worker"), (Role::Decode, "decode rank")] {
         let of_role = || view.members.iter().filter(move |member| member.role == role);
+        if view.rebuilding.contains(&role) {
+            // Requests are held until it serves again: better than no gateway that takes them.
+            continue;
+        }
         if of_role().next().is_none() {
             return Some(format!("there is no {name}"));
         }
@@ -39,7 +43,7 @@ pub fn unready_reason(view: &FleetView, connected: &BTreeSet<AgentId>) -> Option
         let usable = view.members.iter().filter(|m| m.role == role && usable(m, connected));
         usable.map(|member| member.kv_epoch.as_str()).collect()
     };
-    if epochs(Role::Prefill).is_disjoint(&epochs(Role::Decode)) {
+    if view.rebuilding.is_empty() && epochs(Role::Prefill).is_disjoint(&epochs(Role::Decode)) {
         return Some("prefill and decode cannot read each other's KV (their kv epochs differ)".to_owned());
     }
     None
@@ -90,6 +94,18 @@ mod tests {
             assert_eq!(reason(members, &connected).as_deref(), Some(expected));
         }
         assert!(unready_reason(&FleetView::default(), &BTreeSet::new()).is_some());
+    }
+
+    #[test]
+    fn a_pool_that_is_rebuilt_leaves_the_gateway_ready_to_hold_requests() {
+        let p = member("p", Role::Prefill, true, "e");
+        let mut view = FleetView { generation: Generation(1), members: vec![p], ..FleetView::default() };
+        let connected = BTreeSet::from([AgentId::from("p")]);
+        assert_eq!(unready_reason(&view, &connected).as_deref(), Some("there is no decode rank"));
+        view.rebuilding = vec![Role::Decode];
+        assert_eq!(unready_reason(&view, &connected), None);
+        let cut_off = unready_reason(&view, &BTreeSet::new());
+        assert_eq!(cut_off.as_deref(), Some("no prefill worker is connected"), "the other pool still counts");
     }
 
     #[test]

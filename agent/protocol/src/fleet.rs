@@ -59,6 +59,10 @@ pub struct FleetView {
     pub decode_leader: Option<Leader>,
     /// Gateways stop admitting: the cluster is being deleted or suspended.
     pub closed: bool,
+    /// Roles that have served, have no serving member just now and get new ones: requests wait for these instead of
+    /// being refused for want of a pool.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rebuilding: Vec<Role>,
 }
 
 impl FleetView {

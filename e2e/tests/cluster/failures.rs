@@ -58,10 +58,26 @@ async fn requests_wait_for_the_successor_of_the_only_supernode() {
     let Some(bed) = Bed::cpu(4).await else { return };
     bed.apply(json!({"spec": {"decode": {"supernode": {"nodes": 1, "minReadySeconds": 0}}}})).await.unwrap();
     bed.ready().await.unwrap();
-    let mut load = Load::start(&bed.gateways().await.unwrap(), 3).await.unwrap();
+    let gateway = bed.gateways().await.unwrap().remove(0);
+    let mut load = Load::start(std::slice::from_ref(&gateway), 3).await.unwrap();
     load.more(4).await.unwrap();
+    let expected = capital(&gateway).await.unwrap();
     let victim = bed.pods_of("decode").await.unwrap()[0].name_any();
     bed.nodes.signal(&bed.namespace, &victim, "engine", Signal::Kill).unwrap();
+    // Some come while the old pod is there, some while there is none, some while the new one starts.
+    let mut new = tokio::task::JoinSet::new();
+    bed.wait("the successor serves", SERVES, async || {
+        let gateway = gateway.clone();
+        new.spawn(async move { capital(&gateway).await });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let pods = bed.pods_of("decode").await?;
+        Ok(pods.iter().any(|pod| pod.name_any() != victim && crate::bed::pod_is_ready(pod)))
+    })
+    .await
+    .unwrap();
+    while let Some(answer) = new.join_next().await {
+        assert_eq!(answer.unwrap().unwrap(), expected);
+    }
     load.more(12).await.unwrap();
     load.finish().await.unwrap();
     bed.delete().await.unwrap();

@@ -17,8 +17,16 @@ pub const LEADER_SILENT_SECONDS: i64 = 2;
 /// Seconds without a word after which an agent is no candidate: those that do not lead are asked every five seconds.
 const CANDIDATE_SILENT_SECONDS: i64 = 12;
 
+/// What the plan means to do with the pools.
+pub(crate) struct Intent<'a> {
+    /// No more requests are taken.
+    pub closed: bool,
+    /// Roles whose pools get what they lack.
+    pub kept_up: &'a [Role],
+}
+
 /// What the next blueprint says about the fleet. The generation grows only if something changed.
-pub(crate) fn next(world: &World, memory: &Blueprint, next: &mut Blueprint, closed: bool) {
+pub(crate) fn next(world: &World, memory: &Blueprint, next: &mut Blueprint, intent: &Intent<'_>) {
     let members = members(world, memory);
     let prefill =
         lead(world, &members, Role::Prefill, memory.fleet.prefill_leader.as_ref(), memory.prefill_epoch);
@@ -28,13 +36,23 @@ pub(crate) fn next(world: &World, memory: &Blueprint, next: &mut Blueprint, clos
         |leader: &Option<Leader>, before: Epoch| leader.as_ref().map_or(before, |l| l.epoch.max(before));
     next.prefill_epoch = epoch(&prefill, memory.prefill_epoch);
     next.decode_epoch = epoch(&decode, memory.decode_epoch);
+    // A pool that never had a leader has never served: before the first start there is nothing to wait for.
+    let missing = |role: Role, led: Epoch| {
+        led > Epoch(0)
+            && intent.kept_up.contains(&role)
+            && !members.iter().any(|m| m.role == role && m.serving)
+    };
+    let roles = [(Role::Prefill, next.prefill_epoch), (Role::Decode, next.decode_epoch)];
+    let rebuilding =
+        roles.into_iter().filter(|(role, led)| missing(*role, *led)).map(|(role, _)| role).collect();
     let mut view = FleetView {
         generation: memory.fleet.generation,
         cluster: world.cluster().and_then(|c| c.metadata.name.clone()).unwrap_or_default(),
         members,
         prefill_leader: prefill,
         decode_leader: decode,
-        closed,
+        closed: intent.closed,
+        rebuilding,
     };
     if view != memory.fleet {
         view.generation = view.generation.next();

@@ -4,6 +4,8 @@ use deepinfer_crds::cluster::Pause;
 use deepinfer_crds::condition::reason;
 use deepinfer_crds::names::finalizer;
 
+use deepinfer_protocol::agent_status::Role;
+
 use crate::action::{Action, EventKind};
 use crate::blueprint::Blueprint;
 use crate::cluster::resolve::{Life, Resolved};
@@ -56,7 +58,12 @@ pub fn plan(world: &World, target: &Target) -> Plan {
     }
     let suspended = cluster.spec.operation.as_ref().and_then(|o| o.suspend) == Some(true);
     let mut next = step.next.clone();
-    fleet::next(world, &memory, &mut next, closing || suspended);
+    fleet::next(
+        world,
+        &memory,
+        &mut next,
+        &fleet::Intent { closed: closing || suspended, kept_up: &step.kept_up },
+    );
     let blueprint = Blueprint::succeed(world.blueprint.as_ref(), next);
     let busy = !step.actions.is_empty() || !step.report.waiting.is_empty() || closing;
     let wakeup_seconds = if busy { BUSY_SECONDS } else { RESYNC_SECONDS };
@@ -115,6 +122,15 @@ fn build(step: &mut Step<'_>, resolved: &Resolved, target: &Target, missing: &[P
         children::forget_revisions(step, resolved, [&prefill_template, &decode_template]);
         routable::plan(step);
         stuck::plan(step, resolved);
+    }
+    for (role, outcome, life) in [
+        (Role::Prefill, &facts.prefill, &resolved.prefill.life),
+        (Role::Decode, &facts.decode, &resolved.decode.life),
+    ] {
+        let given_up = outcome.stalled.as_ref().is_some_and(|(why, _)| *why == reason::RETRIES_EXHAUSTED);
+        if pause != Some(Pause::All) && !unusable && life.replicas > 0 && !given_up {
+            step.kept_up.push(role);
+        }
     }
     facts.prefill.counts.desired = resolved.prefill.life.replicas;
     facts.decode.counts.desired = resolved.decode.life.replicas;

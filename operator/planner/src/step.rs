@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use deepinfer_crds::{DeepInferCluster, Supernode};
+use deepinfer_protocol::agent_status::Role;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 
@@ -24,6 +25,8 @@ pub(crate) struct Step<'a> {
     pub next: Blueprint,
     pub actions: Vec<Action>,
     pub report: Report,
+    /// Roles whose pools this plan keeps up: what they lose is made anew.
+    pub kept_up: Vec<Role>,
     /// Nodes, with the room that this plan has promised.
     nodes: Arc<Nodes>,
     /// Surveys of this plan that found no room, by what was needed.
@@ -40,6 +43,7 @@ impl<'a> Step<'a> {
             next,
             actions: Vec::new(),
             report: Report::default(),
+            kept_up: Vec::new(),
             nodes,
             without_room: Vec::new(),
         }

@@ -120,6 +120,7 @@ impl FakeFleet {
                 prefill_leader: leader(0),
                 decode_leader: if self.agents.len() > 1 { leader(1) } else { None },
                 closed: false,
+                rebuilding: Vec::new(),
             });
         });
     }

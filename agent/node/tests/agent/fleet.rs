@@ -103,6 +103,7 @@ impl Fleet {
             prefill_leader: leader(Role::Prefill, &before.prefill_leader),
             decode_leader: leader(Role::Decode, &before.decode_leader),
             closed: false,
+            rebuilding: Vec::new(),
         };
         self.view.send_replace(Arc::new(view));
     }

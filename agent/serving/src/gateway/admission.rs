@@ -79,9 +79,14 @@ impl Question<'_> {
             return unavailable("the cluster takes no more requests".to_owned());
         }
         let of = |role: Role| fleet.members.iter().filter(move |m| m.role == role);
+        for (role, name) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
+            // A pool that is rebuilt is worth waiting for, as long as the request may wait.
+            if of(role).next().is_none() && !fleet.rebuilding.contains(&role) {
+                return unavailable(format!("there is no {name} pool"));
+            }
+        }
         let (Some(prefill), Some(decode)) = (of(Role::Prefill).next(), of(Role::Decode).next()) else {
-            let missing = if of(Role::Prefill).next().is_none() { "prefill" } else { "decode" };
-            return unavailable(format!("there is no {missing} pool"));
+            return Ok(());
         };
         let paired = of(Role::Prefill).any(|p| of(Role::Decode).any(|d| p.kv_epoch == d.kv_epoch));
         if !paired {

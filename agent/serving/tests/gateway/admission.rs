@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use deepinfer_protocol::agent_status::Role;
 use deepinfer_protocol::message::{Message, Refusal};
 use deepinfer_protocol::{Attempt, Epoch, RequestId, Span};
 use deepinfer_serving::gateway::{EndedEarly, GatewayAction, GatewayEvent, GatewayOptions, TenantLimits};
@@ -97,6 +98,29 @@ fn without_a_pool_a_request_is_unavailable_and_with_a_full_one_overloaded() {
     assert!(matches!(why(&out), EndedEarly::Overloaded { reason: Refusal::QueueFull, .. }));
     let stats = test.gateway.stats();
     assert_eq!((stats.unavailable, stats.refused[&Refusal::QueueFull], stats.failed), (2, 1, 0));
+}
+
+/// "A lost node costs time, not answers" (SV-116): the pool exists, it only has nobody for a moment.
+#[test]
+fn a_request_waits_for_a_pool_that_is_being_rebuilt() {
+    let mut test = with(|_| {});
+    let without_decode = |generation, rebuilding| {
+        let mut fleet = view(generation);
+        fleet.members.retain(|m| m.role == Role::Prefill);
+        (fleet.decode_leader, fleet.rebuilding) = (None, rebuilding);
+        GatewayEvent::Fleet(Arc::new(fleet))
+    };
+    test.tell(without_decode(2, vec![Role::Decode]));
+    let out = test.arrive(request(1, 10));
+    assert!(test.sent_enqueue(&out, 1), "the prompt is computed meanwhile: {out:?}");
+    // Nobody brings it back any more: whoever asks now is told so, and whoever waits goes on waiting.
+    test.tell(without_decode(3, Vec::new()));
+    let out = test.arrive(request(2, 10));
+    assert!(
+        matches!(&out[..], [GatewayAction::Ended { why: EndedEarly::Unavailable { .. }, .. }]),
+        "{out:?}"
+    );
+    assert_eq!(test.gateway.stats().by_state, BTreeMap::from([("prefill_queued", 1)]));
 }
 
 /// SV-083.

@@ -62,6 +62,7 @@ pub fn view(generation: u64) -> FleetView {
         prefill_leader: leader("p0"),
         decode_leader: leader("d0"),
         closed: false,
+        rebuilding: Vec::new(),
     }
 }
 

@@ -163,6 +163,7 @@ impl World {
             prefill_leader: prefill,
             decode_leader: decode,
             closed: false,
+            rebuilding: Vec::new(),
         }
     }
 

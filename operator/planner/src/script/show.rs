@@ -83,6 +83,9 @@ impl Story {
             leader(&fleet.decode_leader),
             if fleet.closed { ", closed" } else { "" }
         );
+        if !fleet.rebuilding.is_empty() {
+            let _ = writeln!(self.text, "  rebuilding {:?}: requests wait", fleet.rebuilding);
+        }
         for member in &fleet.members {
             let _ = writeln!(self.text, "  {} {:?} serving={}", member.name, member.role, member.serving);
         }
