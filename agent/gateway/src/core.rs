@@ -204,6 +204,11 @@ pub struct CoreInbox {
 }
 
 impl CoreInbox {
+    /// High half of every id.
+    pub fn process(&self) -> u64 {
+        self.shared.process
+    }
+
     /// A request that is waiting already.
     pub fn try_next(&mut self) -> Option<Submitted> {
         self.submits.try_recv().ok()

@@ -1,7 +1,7 @@
 //! Bounds that two processes must agree on. Everything that is read from a socket has one.
 
 /// Version in the hello; a process speaks its own and refuses others by name.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Longest frame in bytes: a KV piece of the real shape is 114 kB, a prompt of a million tokens 5 MB.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
 /// Longest frame before the peer has shown the cluster's key.

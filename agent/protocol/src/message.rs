@@ -282,11 +282,14 @@ pub enum Message {
         name: AgentId,
         /// As what.
         peer: Peer,
+        /// Which process speaks under this name: random, new with each start, and the high half of the ids of all
+        /// requests that a gateway makes. What an earlier process owned has no owner any more.
+        process: u64,
         /// A number for the other side to sign.
         nonce: [u8; 32],
         /// Generation of the key that signed.
         key: Generation,
-        /// HMAC-SHA256(key, "hello" || challenge nonce || name).
+        /// HMAC-SHA256(key, "hello" || challenge nonce || process, little-endian || name).
         mac: [u8; 32],
     },
     /// The connection is open.

@@ -33,9 +33,10 @@ fn samples() -> Vec<Message> {
     let token = Token { id: 9, logprob: Some(Box::new(Logprob { logprob: f32::NEG_INFINITY, top })) };
     vec![
         Message::Hello {
-            version: 1,
+            version: 2,
             name: "gateway-0".into(),
             peer: Peer::Gateway,
+            process: 1 << 63,
             nonce: [1; 32],
             key: Generation(2),
             mac: [3; 32],

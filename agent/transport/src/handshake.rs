@@ -3,7 +3,7 @@
 //! ```text
 //! acceptor                       dialer
 //!   Challenge{nonce a} ------------>
-//!   <------------ Hello{version, name, nonce d, key generation, HMAC("hello" a name)}
+//!   <------------ Hello{version, name, process, nonce d, key generation, HMAC("hello" a process name)}
 //!   Welcome{name, HMAC("welcome" d name)} ---->        (or Refused{reason})
 //! ```
 //!
@@ -67,6 +67,8 @@ pub struct Remote {
     pub name: AgentId,
     /// Its kind.
     pub peer: Peer,
+    /// The process behind the name; `None` of who was dialed, whose answer does not say.
+    pub process: Option<u64>,
 }
 
 /// The acceptor's part. Gives who connected, and bytes that already followed the hello.
@@ -89,10 +91,10 @@ async fn accept_untimed(
     write(stream, &Message::Challenge { nonce: challenge }).await?;
     let mut bytes = Vec::new();
     let hello = read(stream, &mut bytes).await?;
-    let Message::Hello { version, name, peer, nonce, key: generation, mac } = hello else {
+    let Message::Hello { version, name, peer, process, nonce, key: generation, mac } = hello else {
         return Err(HandshakeError::Unexpected("another message than a hello"));
     };
-    let problem = check_hello(key, (version, &name, generation), &challenge, &mac).err();
+    let problem = check_hello(key, (version, &name, process, generation), &challenge, &mac).err();
     if let Some(reason) = problem.or_else(|| (name == *own).then(|| format!("{name} is my own name"))) {
         write(stream, &Message::Refused { reason: reason.clone() }).await?;
         return Err(HandshakeError::WeRefused(reason));
@@ -101,12 +103,12 @@ async fn accept_untimed(
         .sign_as(generation, &[b"welcome", &nonce, own.as_str().as_bytes()])
         .expect("the generation was accepted above");
     write(stream, &Message::Welcome { name: own.clone(), mac }).await?;
-    Ok((Remote { name, peer }, bytes))
+    Ok((Remote { name, peer, process: Some(process) }, bytes))
 }
 
 fn check_hello(
     key: &ClusterKey,
-    (version, name, generation): (u32, &AgentId, Generation),
+    (version, name, process, generation): (u32, &AgentId, u64, Generation),
     challenge: &[u8; 32],
     mac: &[u8; 32],
 ) -> Result<(), String> {
@@ -119,7 +121,8 @@ fn check_hello(
     if !key.accepts(generation) {
         return Err(format!("key generation {generation} is not accepted here"));
     }
-    if !key.verify(generation, &[b"hello", challenge, name.as_str().as_bytes()], mac) {
+    if !key.verify(generation, &[b"hello", challenge, &process.to_le_bytes(), name.as_str().as_bytes()], mac)
+    {
         return Err("the signature does not match the cluster's key".to_owned());
     }
     Ok(())
@@ -148,11 +151,14 @@ async fn dial_untimed(
         return Err(HandshakeError::Unexpected("another message than a challenge"));
     };
     let own_nonce = random_bytes()?;
-    let (generation, mac) = key.sign(&[b"hello", &challenge, own.name.as_str().as_bytes()]);
+    let process = own.process.unwrap_or_default();
+    let (generation, mac) =
+        key.sign(&[b"hello", &challenge, &process.to_le_bytes(), own.name.as_str().as_bytes()]);
     let hello = Message::Hello {
         version: PROTOCOL_VERSION,
         name: own.name.clone(),
         peer: own.peer,
+        process,
         nonce: own_nonce,
         key: generation,
         mac,

@@ -36,6 +36,8 @@ pub struct TransportOptions {
     pub name: AgentId,
     /// Own kind.
     pub peer: Peer,
+    /// Which process this is: no other that had or gets the name has the same number.
+    pub process: u64,
     /// The cluster's keys.
     pub key: ClusterKey,
     /// Interval of heartbeats, 250 ms.
@@ -45,9 +47,13 @@ pub struct TransportOptions {
 }
 
 impl TransportOptions {
-    /// With the default heartbeats: every 250 ms, suspect after 3 missed.
+    /// With the default heartbeats: every 250 ms, suspect after 3 missed; the process has a random number.
+    ///
+    /// # Panics
+    /// If the operating system gives no random bytes.
     pub fn new(name: AgentId, peer: Peer, key: ClusterKey) -> Self {
-        Self { name, peer, key, heartbeat: Span::millis(250), missed: 3 }
+        let process = getrandom::u64().expect("the operating system has random bytes");
+        Self { name, peer, process, key, heartbeat: Span::millis(250), missed: 3 }
     }
 }
 
@@ -60,6 +66,9 @@ pub enum PeerEvent {
         peer: AgentId,
         /// As what.
         kind: Peer,
+        /// The process behind the name, where the peer opened the connection: another one than before has nothing
+        /// to do with what that one left.
+        process: Option<u64>,
     },
     /// The connection closed, or the peer is suspect: too many heartbeats were missed. It may come up again.
     Down {

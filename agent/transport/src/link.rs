@@ -83,8 +83,7 @@ pub async fn run(
     events: &mpsc::Sender<PeerEvent>,
     pulse: Pulse,
 ) {
-    let up = PeerEvent::Up { peer: remote.name.clone(), kind: remote.peer };
-    if events.send(up).await.is_err() {
+    if events.send(up(remote)).await.is_err() {
         link.finished.cancel();
         return;
     }
@@ -108,6 +107,10 @@ pub async fn run(
         let _ = events.send(PeerEvent::Down { peer: remote.name.clone() }).await;
     }
     link.finished.cancel();
+}
+
+fn up(remote: &Remote) -> PeerEvent {
+    PeerEvent::Up { peer: remote.name.clone(), kind: remote.peer, process: remote.process }
 }
 
 struct Reader<'a> {
@@ -164,9 +167,8 @@ impl Reader<'_> {
     }
 
     async fn say(&mut self, up: bool) -> bool {
-        let peer = self.remote.name.clone();
         let event =
-            if up { PeerEvent::Up { peer, kind: self.remote.peer } } else { PeerEvent::Down { peer } };
+            if up { self::up(self.remote) } else { PeerEvent::Down { peer: self.remote.name.clone() } };
         let said = self.events.send(event).await.is_ok();
         // Only now: if this was cut short, the word was not given.
         self.suspect = !up;

@@ -196,7 +196,8 @@ impl Shared {
     }
 
     fn own(&self) -> Remote {
-        Remote { name: self.options.name.clone(), peer: self.options.peer }
+        let TransportOptions { name, peer, process, .. } = &self.options;
+        Remote { name: name.clone(), peer: *peer, process: Some(*process) }
     }
 
     /// Runs an open connection until it ends; an older one of the same peer ends first.
@@ -260,7 +261,7 @@ async fn keep_open(shared: Arc<Shared>, name: AgentId, address: SocketAddr, stop
             opened = open(&shared, &name, address) => match opened {
                 Ok((stream, early)) => {
                     said.clear();
-                    let remote = Remote { name: name.clone(), peer: Peer::Agent };
+                    let remote = Remote { name: name.clone(), peer: Peer::Agent, process: None };
                     shared.run(stream, &remote, early, &stop).await;
                 }
                 Err(error) => {

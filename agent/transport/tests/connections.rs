@@ -105,7 +105,7 @@ async fn the_newest_connection_of_a_pair_wins() {
     let mut worker = agent("worker").await;
     let mut first = gateway("edge");
     first.transport.set_peers(&[worker.peer()]);
-    worker.up("edge").await;
+    let (_, one) = worker.up_as("edge").await;
     first.up("worker").await;
     let mut second = gateway("edge");
     second.transport.set_peers(&[worker.peer()]);
@@ -113,7 +113,8 @@ async fn the_newest_connection_of_a_pair_wins() {
     // It stays dead: the older process must not take the connection back while the newer one is to be seen.
     first.transport.set_peers(&[]);
     second.up("worker").await;
-    worker.up("edge").await;
+    let (_, other) = worker.up_as("edge").await;
+    assert!(one.is_some() && other.is_some() && one != other, "another process under the same name");
     eventually("the newer connection carries frames", || {
         second.transport.send(&worker.name, &cancel(3), nothing())
     })

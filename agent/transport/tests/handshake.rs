@@ -50,8 +50,24 @@ impl Raw {
     }
 }
 
+/// The process behind every raw hello.
+const PROCESS: u64 = 7;
+
+/// The proof that a hello carries.
+fn sign(key: &ClusterKey, challenge: &[u8; 32], name: &str) -> (Generation, [u8; 32]) {
+    key.sign(&[b"hello", challenge, &PROCESS.to_le_bytes(), name.as_bytes()])
+}
+
 fn hello(version: u32, name: &str, (generation, mac): (Generation, [u8; 32])) -> Message {
-    Message::Hello { version, name: name.into(), peer: Peer::Gateway, nonce: [1; 32], key: generation, mac }
+    Message::Hello {
+        version,
+        name: name.into(),
+        peer: Peer::Gateway,
+        process: PROCESS,
+        nonce: [1; 32],
+        key: generation,
+        mac,
+    }
 }
 
 async fn refusal(side: &common::Side, make: impl FnOnce([u8; 32]) -> Message) -> String {
@@ -69,12 +85,11 @@ async fn refusal(side: &common::Side, make: impl FnOnce([u8; 32]) -> Message) ->
 #[tokio::test]
 async fn strangers_are_refused_with_a_reason() {
     let worker = agent("worker").await;
-    let name: &[u8] = b"edge";
-    let sign = |key: &ClusterKey, challenge: &[u8; 32]| key.sign(&[b"hello", challenge, name]);
+    let sign = |key: &ClusterKey, challenge: &[u8; 32]| sign(key, challenge, "edge");
     let other = ClusterKey::new(Generation(4), [7; 32]);
     let old = ClusterKey::new(Generation(2), [42; 32]);
     let reason = refusal(&worker, |c| hello(PROTOCOL_VERSION + 1, "edge", sign(&key(), &c))).await;
-    assert!(reason.contains("version 2"), "{reason}");
+    assert!(reason.contains("version 3"), "{reason}");
     let reason = refusal(&worker, |c| hello(PROTOCOL_VERSION, "edge", sign(&other, &c))).await;
     assert!(reason.contains("signature"), "{reason}");
     let reason = refusal(&worker, |c| hello(PROTOCOL_VERSION, "edge", sign(&old, &c))).await;
@@ -83,10 +98,16 @@ async fn strangers_are_refused_with_a_reason() {
     assert!(reason.contains("signature"), "a signature names its signer: {reason}");
     let reason = refusal(&worker, |_| hello(PROTOCOL_VERSION, "edge", sign(&key(), &[0; 32]))).await;
     assert!(reason.contains("signature"), "a signature answers one challenge: {reason}");
+    let another = |c: [u8; 32]| match hello(PROTOCOL_VERSION, "edge", sign(&key(), &c)) {
+        Message::Hello { version, name, peer, nonce, key, mac, .. } => {
+            Message::Hello { version, name, peer, process: PROCESS + 1, nonce, key, mac }
+        }
+        other => other,
+    };
+    let reason = refusal(&worker, another).await;
+    assert!(reason.contains("signature"), "a signature names its process: {reason}");
     let long = "x".repeat(254);
-    let reason =
-        refusal(&worker, |c| hello(PROTOCOL_VERSION, &long, key().sign(&[b"hello", &c, long.as_bytes()])))
-            .await;
+    let reason = refusal(&worker, |c| hello(PROTOCOL_VERSION, &long, self::sign(&key(), &c, &long))).await;
     assert!(reason.contains("name"), "{reason}");
     assert!(worker.transport.connected().is_empty());
 }
@@ -96,7 +117,7 @@ async fn a_signed_hello_opens_and_is_answered_with_a_proof() {
     let mut worker = agent("worker").await;
     let mut raw = Raw::connect(&worker).await;
     let challenge = raw.challenge().await;
-    raw.write(&hello(PROTOCOL_VERSION, "edge", key().sign(&[b"hello", &challenge, b"edge"]))).await;
+    raw.write(&hello(PROTOCOL_VERSION, "edge", sign(&key(), &challenge, "edge"))).await;
     let Some(Message::Welcome { name, mac }) = raw.read().await else { panic!("a welcome") };
     assert_eq!(name, AgentId::new("worker"));
     assert!(key().verify(Generation(4), &[b"welcome", &[1; 32], b"worker"], &mac));
@@ -135,7 +156,7 @@ async fn an_oversized_frame_ends_an_open_connection() {
     let mut worker = agent("worker").await;
     let mut raw = Raw::connect(&worker).await;
     let challenge = raw.challenge().await;
-    raw.write(&hello(PROTOCOL_VERSION, "edge", key().sign(&[b"hello", &challenge, b"edge"]))).await;
+    raw.write(&hello(PROTOCOL_VERSION, "edge", sign(&key(), &challenge, "edge"))).await;
     worker.up("edge").await;
     raw.0.write_all(&(MAX_FRAME_BYTES as u32 + 1).to_le_bytes()).await.unwrap();
     worker.down("edge").await;

@@ -129,6 +129,7 @@ pub(crate) fn spawn(
     let transport_options = TransportOptions {
         heartbeat: options.heartbeat,
         missed: options.missed_heartbeats,
+        process: inbox.process(),
         ..TransportOptions::new(options.name, Peer::Gateway, options.key)
     };
     let (transport, peers) = Transport::start(transport_options, None);

@@ -186,8 +186,8 @@ impl Core {
     pub fn on_peer(&mut self, event: PeerEvent) {
         match event {
             PeerEvent::Frame { from, message, payload } => self.on_message(from, message, payload),
-            PeerEvent::Up { peer, .. } => {
-                self.tell_all(&NodeEvent::PeerUp(peer));
+            PeerEvent::Up { peer, process, .. } => {
+                self.tell_all(&NodeEvent::PeerUp { peer, process });
                 self.test_fabric();
             }
             PeerEvent::Down { peer } => {

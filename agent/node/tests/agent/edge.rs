@@ -49,6 +49,7 @@ impl Edge {
     pub fn new(fleet: &Fleet) -> Self {
         let options = TransportOptions {
             missed: 40,
+            process: 1,
             ..TransportOptions::new("edge".into(), Peer::Gateway, fleet.key.clone())
         };
         let (transport, events) = Transport::start(options, None);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use deepinfer_protocol::generate::TokenEvent;
 use deepinfer_protocol::message::{Assignment, Failure, Message, Refusal};
-use deepinfer_protocol::{AgentId, Attempt, RequestId, Span, Time};
+use deepinfer_protocol::{AgentId, Attempt, RequestId, Span};
 
 use super::NodeAction;
 use super::drain::Drain;
@@ -101,8 +101,6 @@ pub(super) struct Desk<S> {
     pub drain: Drain,
     pub reporter: Reporter<S>,
     pub counts: NodeCounts,
-    /// By gateway: the process that speaks under its name.
-    processes: BTreeMap<AgentId, u64>,
 }
 
 /// A request under one of its attempts, and who owns it.
@@ -122,23 +120,7 @@ impl<S: PartialEq> Desk<S> {
             drain: Drain::default(),
             reporter: Reporter::default(),
             counts: NodeCounts::default(),
-            processes: BTreeMap::new(),
         }
-    }
-
-    /// Whether this work shows that a gateway was restarted under its name: what the process before it owned here
-    /// has no owner any more.
-    pub fn restarted(&mut self, subject: &Subject) -> bool {
-        let process = process_of(subject.request);
-        let before = self.processes.insert(subject.owner.clone(), process);
-        before.is_some_and(|before| before != process)
-    }
-
-    /// Gateways whose lease ran out, by name.
-    pub fn expired(&mut self, now: Time) -> Vec<AgentId> {
-        let expired = self.leases.expired(now);
-        self.processes.retain(|gateway, _| !expired.contains(gateway));
-        expired
     }
 
     /// Turns work away; another decision about the same attempt may come.

@@ -42,7 +42,13 @@ pub enum NodeEvent {
     /// of before ([`NodeEvent::PeerUp`] or any message).
     PeerLost(AgentId),
     /// A peer is heard of again.
-    PeerUp(AgentId),
+    PeerUp {
+        /// Who.
+        peer: AgentId,
+        /// The process behind the name, where that is known: what a gateway's process before this one owned here
+        /// has no owner any more and is freed at once.
+        process: Option<u64>,
+    },
     /// The engine speaks.
     Engine(EngineEvent),
     /// Take no new work; what runs is cut at the deadline.

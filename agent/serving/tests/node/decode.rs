@@ -222,7 +222,7 @@ fn a_holder_that_comes_back_is_asked_again_and_one_that_does_not_is_given_up() {
     rig.wires.clear();
     rig.tell(&rank_name(0), NodeEvent::PeerLost(worker_name()));
     rig.wait(Span::secs(1));
-    rig.tell(&rank_name(0), NodeEvent::PeerUp(worker_name()));
+    rig.tell(&rank_name(0), NodeEvent::PeerUp { peer: worker_name(), process: None });
     rig.run();
     rig.assert_outputs();
     assert!(rig.requests[&id].failures.is_empty());

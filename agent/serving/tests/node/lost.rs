@@ -108,17 +108,13 @@ fn things_of_a_lost_gateway_are_kept_for_the_lease_and_then_freed() {
 
 #[test]
 fn a_gateway_that_comes_back_in_time_loses_nothing() {
-    let mut rig = rig(1);
-    let id = rig.submit(1, prompt(0, 1, 0, 300), spec(1, 200));
-    while rig.rank(0).running == 0 {
-        rig.round();
-    }
+    let (mut rig, id) = running(1, 200);
     for name in [worker_name(), rank_name(0)] {
         rig.tell(&name, NodeEvent::PeerLost(gateway()));
     }
     rig.wait(Span::secs(20));
     for name in [worker_name(), rank_name(0)] {
-        rig.tell(&name, NodeEvent::PeerUp(gateway()));
+        rig.tell(&name, NodeEvent::PeerUp { peer: gateway(), process: Some(0) });
     }
     rig.wait(Span::secs(20));
     rig.run();
@@ -131,12 +127,28 @@ fn a_gateway_process_that_was_replaced_under_its_name_leaves_nothing_behind() {
     let mut rig = rig(1);
     rig.auto = false;
     rig.submit(1, prompt(0, 1, 0, 300), spec(1, 9));
-    rig.submit(2, prompt(0, 2, 0, 300), spec(1, 9));
+    rig.submit((9 << 64) + 1, prompt(0, 2, 0, 300), spec(1, 9));
     rig.pump();
     assert_eq!(rig.worker().parked, 2);
-    rig.submit((9 << 64) + 1, prompt(0, 3, 0, 300), spec(1, 9));
-    rig.pump();
+    // It is connected and idle: no lease runs, and no work says who it is.
+    rig.tell(&worker_name(), NodeEvent::PeerLost(gateway()));
+    rig.tell(&worker_name(), NodeEvent::PeerUp { peer: gateway(), process: Some(9) });
     assert_eq!(rig.worker().parked, 1, "only the new process's");
+    let (mut rig, _) = running(1, 200);
+    rig.tell(&rank_name(0), NodeEvent::PeerUp { peer: gateway(), process: Some(0) });
+    assert_eq!(rig.rank(0).running, 1, "the same process");
+    rig.tell(&rank_name(0), NodeEvent::PeerUp { peer: gateway(), process: Some(9) });
+    assert_eq!((rig.rank(0).inflight, rig.rank(0).blocks.used), (0, 0));
+}
+
+/// A rig whose only request runs on the rank.
+fn running(seed: u64, max_tokens: u32) -> (Rig, RequestId) {
+    let mut rig = rig(seed);
+    let id = rig.submit(1, prompt(0, 1, 0, 300), spec(1, max_tokens));
+    while rig.rank(0).running == 0 {
+        rig.round();
+    }
+    (rig, id)
 }
 
 #[test]

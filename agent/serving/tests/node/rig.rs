@@ -240,8 +240,8 @@ impl Rig {
         if absences > 0 && self.dice.one_in(absences) {
             self.away = !self.away;
             for name in self.nodes.keys().cloned().collect::<Vec<_>>() {
-                let event = if self.away { NodeEvent::PeerLost } else { NodeEvent::PeerUp };
-                self.tell(&name, event(gateway()));
+                let back = NodeEvent::PeerUp { peer: gateway(), process: Some(0) };
+                self.tell(&name, if self.away { NodeEvent::PeerLost(gateway()) } else { back });
             }
         }
     }

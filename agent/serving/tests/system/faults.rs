@@ -26,7 +26,12 @@ impl World {
 
     /// A gateway dies and does not come back: its clients see closed connections.
     pub fn crash_for_good(&mut self, gateway: usize) {
-        self.crash(gateway, Span::secs(1_000_000));
+        self.crash_gateway(gateway, Span::secs(1_000_000));
+    }
+
+    /// A gateway dies with all its requests: its clients see closed connections.
+    pub fn crash_gateway(&mut self, gateway: usize, back_after: Span) {
+        self.crash(gateway, back_after);
         for (id, asked) in &mut self.clients.asked {
             if (id.0 >> 64) as usize == gateway + 1 && asked.ending.is_none() {
                 asked.ending = Some(Ending::Lost);

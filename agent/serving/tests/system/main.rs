@@ -136,6 +136,21 @@ fn when_a_gateway_dies_its_leases_run_out_and_the_others_requests_finish() {
     });
 }
 
+/// A container that is restarted in its pod: connected at once and idle, so no lease runs out and no work of it says
+/// that it is another one.
+#[test]
+fn a_gateway_that_is_restarted_under_its_name_leaves_nothing_of_its_life_before() {
+    for_seeds(0..8, |seed| {
+        let mut world = World::new(6_000 + seed, 2, 2, 2, SMALL);
+        ask(&mut world, 2, 60, 0);
+        let moment = 1_000 + world.dice.below(3_000) as u64;
+        world.run_until(Time(0) + Span::millis(moment), |_| false);
+        world.crash_gateway(0, Span::millis(300));
+        settle(&mut world);
+        assert!(world.now < Time(0) + Span::secs(30), "a lease had to run out: {:?}", world.now);
+    });
+}
+
 /// SV-073: nobody keeps anything of an agent's earlier life.
 #[test]
 fn a_decode_agent_that_dies_ten_times_serves_again_each_time() {

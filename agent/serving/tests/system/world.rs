@@ -287,6 +287,11 @@ impl World {
         }
     }
 
+    /// Of a gateway, what the ids of its requests begin with: those of its first life, whose requests are asked.
+    fn process_number(&self, process: usize) -> u64 {
+        process as u64 + 1 + 1_000 * (self.lives[process] - 1)
+    }
+
     fn connect(&mut self, a: usize, b: usize) {
         let dead = |p: usize| matches!(self.processes[p], Process::Dead);
         if dead(a) || dead(b) || self.net.is_up(a, b) {
@@ -301,7 +306,10 @@ impl World {
             let name = self.names[peer].clone();
             match &self.processes[process] {
                 Process::Gateway(_) => self.gateway(process, GatewayEvent::PeerUp(name)),
-                _ => self.nodes(process, &NodeEvent::PeerUp(name)),
+                _ => {
+                    let process_of_peer = Some(self.process_number(peer));
+                    self.nodes(process, &NodeEvent::PeerUp { peer: name, process: process_of_peer });
+                }
             }
         }
     }

@@ -57,11 +57,16 @@ impl Side {
     }
 
     pub async fn up(&mut self, who: &str) -> Peer {
+        self.up_as(who).await.0
+    }
+
+    /// Kind and process of a peer that comes up.
+    pub async fn up_as(&mut self, who: &str) -> (Peer, Option<u64>) {
         loop {
-            if let PeerEvent::Up { peer, kind } = self.next().await
+            if let PeerEvent::Up { peer, kind, process } = self.next().await
                 && peer.as_str() == who
             {
-                return kind;
+                return (kind, process);
             }
         }
     }

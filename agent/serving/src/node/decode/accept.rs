@@ -26,9 +26,6 @@ impl DecodeRank {
         if active.is_some_and(|s| s.subject.attempt == work.attempt) {
             return self.repeat(&subject, out);
         }
-        if self.desk.restarted(&subject) {
-            self.drop_orphans(&subject, out);
-        }
         if let Some(older) = work.attempt.0.checked_sub(1) {
             self.free_all_of(work.request, Attempt(older), out);
         }

@@ -81,9 +81,9 @@ impl DecodeRank {
                 self.desk.leases.heard(&from);
                 self.on_message(now, &from, message, payload, out);
             }
-            NodeEvent::PeerUp(peer) => {
+            NodeEvent::PeerUp { peer, process } => {
                 self.on_holder(now, &peer, true, out);
-                self.desk.leases.heard(&peer);
+                self.on_peer_up(&peer, process, out);
             }
             NodeEvent::PeerLost(peer) => {
                 self.on_holder(now, &peer, false, out);
@@ -168,7 +168,7 @@ impl DecodeRank {
 
     fn on_time(&mut self, now: Time, out: &mut Vec<NodeAction>) {
         self.on_load_time(now, out);
-        for owner in self.desk.expired(now) {
+        for owner in self.desk.leases.expired(now) {
             self.drop_where(|subject| subject.owner == owner, Failure::LeaseExpired, out);
         }
         let oldest = now - PARKED_LONGEST;
@@ -179,10 +179,13 @@ impl DecodeRank {
         }
     }
 
-    /// Frees what a gateway's process before this one owned: nobody else will.
-    fn drop_orphans(&mut self, of: &Subject, out: &mut Vec<NodeAction>) {
-        let orphan = |s: &Subject| s.owner == of.owner && process_of(s.request) != process_of(of.request);
-        self.drop_where(orphan, Failure::LeaseExpired, out);
+    /// A peer is there. What a gateway's process before this one owned is freed: nobody else will.
+    fn on_peer_up(&mut self, peer: &AgentId, process: Option<u64>, out: &mut Vec<NodeAction>) {
+        self.desk.leases.heard(peer);
+        if let Some(process) = process {
+            let orphan = |s: &Subject| s.owner == *peer && process_of(s.request) != process;
+            self.drop_where(orphan, Failure::LeaseExpired, out);
+        }
     }
 
     /// Ends what is cut, with word to the gateways; gives how many sequences that were.

@@ -24,9 +24,6 @@ impl PrefillWorker {
         if self.holds(&subject) {
             return self.repeat(&subject, out);
         }
-        if self.desk.restarted(&subject) {
-            self.drop_orphans(&subject, out);
-        }
         if let Some(older) = work.attempt.0.checked_sub(1) {
             self.free_all_of(work.request, Attempt(older), out);
         }

@@ -82,7 +82,7 @@ impl PrefillWorker {
                 self.desk.leases.heard(&from);
                 self.on_message(now, &from, message, out);
             }
-            NodeEvent::PeerUp(peer) => self.desk.leases.heard(&peer),
+            NodeEvent::PeerUp { peer, process } => self.on_peer_up(&peer, process, out),
             NodeEvent::PeerLost(peer) => self.desk.leases.lost(now, peer),
             NodeEvent::Engine(event) => self.on_engine(now, event, out),
             NodeEvent::Drain { deadline } => {
@@ -141,7 +141,7 @@ impl PrefillWorker {
     }
 
     fn on_time(&mut self, now: Time, out: &mut Vec<NodeAction>) {
-        for owner in self.desk.expired(now) {
+        for owner in self.desk.leases.expired(now) {
             self.drop_where(|subject| subject.owner == owner, Failure::LeaseExpired, out);
         }
         let oldest = now - PARKED_LONGEST;
@@ -152,10 +152,13 @@ impl PrefillWorker {
         }
     }
 
-    /// Frees what a gateway's process before this one owned: nobody else will.
-    fn drop_orphans(&mut self, of: &Subject, out: &mut Vec<NodeAction>) {
-        let orphan = |s: &Subject| s.owner == of.owner && process_of(s.request) != process_of(of.request);
-        self.drop_where(orphan, Failure::LeaseExpired, out);
+    /// A peer is there. What a gateway's process before this one owned is freed: nobody else will.
+    fn on_peer_up(&mut self, peer: &AgentId, process: Option<u64>, out: &mut Vec<NodeAction>) {
+        self.desk.leases.heard(peer);
+        if let Some(process) = process {
+            let orphan = |s: &Subject| s.owner == *peer && process_of(s.request) != process;
+            self.drop_where(orphan, Failure::LeaseExpired, out);
+        }
     }
 
     /// Ends what is cut, with word to the gateways; gives how many sequences that were.
