@@ -30,7 +30,7 @@ pub struct FleetMember {
     pub control: SocketAddr,
     /// New work may go there. `false` while it starts or drains; running work goes on.
     pub serving: bool,
-    /// Who can read whose KV: prefill and decode are paired within one only.
+    /// Who can read whose KV: prefill and decode are paired within one only. Empty as long as the agent does not say.
     pub kv_epoch: String,
 }
 

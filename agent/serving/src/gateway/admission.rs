@@ -88,8 +88,10 @@ impl Question<'_> {
         let (Some(prefill), Some(decode)) = (of(Role::Prefill).next(), of(Role::Decode).next()) else {
             return Ok(());
         };
-        let paired = of(Role::Prefill).any(|p| of(Role::Decode).any(|d| p.kv_epoch == d.kv_epoch));
-        if !paired {
+        // Who starts does not say yet, and who is rebuilt may come with another one.
+        let fits = |p: &str, d: &str| p == d || p.is_empty() || d.is_empty();
+        let paired = of(Role::Prefill).any(|p| of(Role::Decode).any(|d| fits(&p.kv_epoch, &d.kv_epoch)));
+        if !paired && fleet.rebuilding.is_empty() {
             return unavailable(format!(
                 "prefill ({}, kv-epoch {:?}) and decode ({}, kv-epoch {:?}) cannot read each other's KV",
                 prefill.name, prefill.kv_epoch, decode.name, decode.kv_epoch

@@ -113,14 +113,27 @@ fn a_request_waits_for_a_pool_that_is_being_rebuilt() {
     test.tell(without_decode(2, vec![Role::Decode]));
     let out = test.arrive(request(1, 10));
     assert!(test.sent_enqueue(&out, 1), "the prompt is computed meanwhile: {out:?}");
+    // Its successor is there and starts: it does not say yet whose KV it reads.
+    let mut starting = view(3);
+    for member in starting.members.iter_mut().filter(|m| m.role == Role::Decode) {
+        (member.serving, member.kv_epoch) = (false, String::new());
+    }
+    for rebuilding in [vec![Role::Decode], Vec::new()] {
+        starting.generation = starting.generation.next();
+        starting.rebuilding = rebuilding;
+        test.tell(GatewayEvent::Fleet(Arc::new(starting.clone())));
+        let id = 10 + starting.generation.0 as u128;
+        let out = test.arrive(request(id, 10));
+        assert!(test.sent_enqueue(&out, id), "{out:?}");
+    }
     // Nobody brings it back any more: whoever asks now is told so, and whoever waits goes on waiting.
-    test.tell(without_decode(3, Vec::new()));
+    test.tell(without_decode(9, Vec::new()));
     let out = test.arrive(request(2, 10));
     assert!(
         matches!(&out[..], [GatewayAction::Ended { why: EndedEarly::Unavailable { .. }, .. }]),
         "{out:?}"
     );
-    assert_eq!(test.gateway.stats().by_state, BTreeMap::from([("prefill_queued", 1)]));
+    assert_eq!(test.gateway.stats().by_state, BTreeMap::from([("prefill_queued", 3)]));
 }
 
 /// SV-083.
