@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use deepinfer_controlplane::children::Signal;
 use deepinfer_controlplane::nodes::NodeSpec;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -59,6 +59,18 @@ async fn requests_wait_for_the_successor_of_the_only_supernode() {
     bed.apply(json!({"spec": {"decode": {"supernode": {"nodes": 1, "minReadySeconds": 0}}}})).await.unwrap();
     bed.ready().await.unwrap();
     let gateway = bed.gateways().await.unwrap().remove(0);
+    let ready_since = async || {
+        let pods = bed.pods_of("gateway").await.unwrap();
+        let since = |pod: &Pod| {
+            let conditions = pod.status.as_ref()?.conditions.as_deref()?;
+            let ready = conditions.iter().find(|c| c.type_ == "Ready" && c.status == "True")?;
+            ready.last_transition_time.clone()
+        };
+        pods.iter().map(|pod| (pod.name_any(), since(pod))).collect::<Vec<_>>()
+    };
+    let all = async || Ok(ready_since().await.iter().all(|(_, since)| since.is_some()));
+    bed.wait("all gateways are ready", SERVES, all).await.unwrap();
+    let before = ready_since().await;
     let mut load = Load::start(std::slice::from_ref(&gateway), 3).await.unwrap();
     load.more(4).await.unwrap();
     let expected = capital(&gateway).await.unwrap();
@@ -80,6 +92,7 @@ async fn requests_wait_for_the_successor_of_the_only_supernode() {
     }
     load.more(12).await.unwrap();
     load.finish().await.unwrap();
+    assert_eq!(ready_since().await, before, "gateways stay in the Service: they hold requests");
     bed.delete().await.unwrap();
     bed.end().await;
 }
@@ -92,7 +105,7 @@ async fn a_node_that_never_comes_back_does_not_hold_up_its_supernodes_successor(
     bed.apply(pair()).await.unwrap();
     bed.ready().await.unwrap();
     let gateways = bed.pods_of("gateway").await.unwrap();
-    let node_of = |pod: &k8s_openapi::api::core::v1::Pod| pod.spec.as_ref().and_then(|s| s.node_name.clone());
+    let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.clone());
     // One gateway stays whatever node goes.
     let safe: BTreeSet<Option<String>> = gateways.iter().map(node_of).collect();
     let pods = bed.pods_of("decode").await.unwrap();

@@ -1,12 +1,12 @@
 //! The machine and what surrounds it: streams, open connections, counts. No task and no clock in here.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use deepinfer_protocol::fleet::FleetView;
 use deepinfer_protocol::generate::{FinishReason, Token};
-use deepinfer_protocol::{AgentId, RequestId, Span, Time};
+use deepinfer_protocol::{RequestId, Span, Time};
 use deepinfer_serving::gateway::{
     EndedEarly, Gateway, GatewayAction, GatewayEvent, GatewayOptions as RequestOptions,
 };
@@ -14,7 +14,7 @@ use deepinfer_transport::{PeerEvent, Transport};
 
 use super::stream::{End, Handed, Stream};
 use crate::core::{Left, Submitted};
-use crate::fleet::{peers, unready_reason};
+use crate::fleet::{Reach, peers, unready_reason};
 use crate::metrics::{Metrics, RequestResult};
 use crate::signals::{GatewayStatus, Recent};
 
@@ -44,7 +44,7 @@ pub(super) struct Records {
     stalled: Vec<RequestId>,
     actions: Vec<GatewayAction>,
     view: Arc<FleetView>,
-    connected: BTreeSet<AgentId>,
+    reach: Reach,
     readiness_changed: bool,
     shutting_down: bool,
 
@@ -78,7 +78,7 @@ impl Records {
             stalled: Vec::new(),
             actions: Vec::new(),
             view: Arc::default(),
-            connected: BTreeSet::new(),
+            reach: Reach::default(),
             readiness_changed: false,
             shutting_down: false,
             counts: Counts::default(),
@@ -115,13 +115,13 @@ impl Records {
             }
             PeerEvent::Up { peer, .. } => {
                 tracing::info!(agent = %peer, "connected");
-                self.connected.insert(peer.clone());
+                self.reach.up(&peer);
                 self.readiness_changed = true;
                 self.tell(now, GatewayEvent::PeerUp(peer));
             }
             PeerEvent::Down { peer } => {
                 tracing::warn!(agent = %peer, "lost: its requests resume elsewhere");
-                self.connected.remove(&peer);
+                self.reach.down(now, &peer);
                 self.readiness_changed = true;
                 self.tell(now, GatewayEvent::PeerLost(peer));
             }
@@ -161,6 +161,7 @@ impl Records {
 
     pub(super) fn tick(&mut self, now: Time) {
         self.tell(now, GatewayEvent::Tick);
+        self.readiness_changed |= self.reach.expire(now);
         self.dirty.append(&mut self.stalled);
         let retries = self.machine.stats().resumed;
         self.metrics.retries.inc_by(retries - self.retries_seen);
@@ -335,7 +336,7 @@ impl Records {
         let reason = if self.shutting_down {
             Some("the gateway is shutting down".to_owned())
         } else {
-            unready_reason(&self.view, &self.connected)
+            unready_reason(&self.view, &self.reach)
         };
         self.metrics.ready.set(i64::from(reason.is_none()));
         Some(reason)

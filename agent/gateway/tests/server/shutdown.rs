@@ -42,12 +42,13 @@ async fn a_pool_that_stops_serving_makes_the_gateway_unready_with_a_reason() {
     until("it is ready", || house.gateway.ready()).await;
     // An older view changes nothing.
     let old = (**house.fleet.view.borrow()).clone();
+    house.fleet.kill("prefill-0");
     house.fleet.kill("decode-0");
-    until("it is unready", || !house.gateway.ready()).await;
+    until("it is cut off and unready", || !house.gateway.ready()).await;
     house.fleet.view.send_replace(
         deepinfer_protocol::fleet::FleetView { generation: deepinfer_protocol::Generation(1), ..old }.into(),
     );
-    assert_eq!(house.gateway.unready_reason().unwrap(), "no decode rank is connected");
+    assert_eq!(house.gateway.unready_reason().unwrap(), "no prefill worker is connected");
 }
 
 #[tokio::test(flavor = "multi_thread")]
