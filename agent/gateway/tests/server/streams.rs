@@ -51,10 +51,13 @@ async fn a_hundred_streams_side_by_side_get_their_own_tokens() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_dies_costs_a_pause_and_no_token() {
     let mut house = House::with(FakeFleet::start(2).await, |_| {}).await;
+    // It must not be over before it is killed.
+    house.fleet.behaviour.step_micros.store(50_000, Relaxed);
     let mut client = running_stream(&house, 4, 300).await;
     until("it runs", || house.fleet.running() == 1).await;
     // The leader places with itself.
     house.fleet.kill("decode-0");
+    house.fleet.behaviour.step_micros.store(1000, Relaxed);
     house.fleet.show();
     let mut text = String::new();
     while let Some(chunk) = client.chunk().await.unwrap() {
@@ -65,7 +68,7 @@ async fn a_rank_that_dies_costs_a_pause_and_no_token() {
     let expected = expected(4, 300);
     assert!(expected.ends_with(&ids) && ids.len() >= 299, "{} tokens", ids.len());
     house.idle().await;
-    assert_eq!(house.metric("deepinfer_retries_total", ""), 1.0);
+    until("the retry is counted", || house.metric("deepinfer_retries_total", "") == 1.0).await;
     assert_eq!(house.results("finished"), 1.0);
 }
 
