@@ -59,6 +59,15 @@ fn ask(world: &mut World, gateways: usize, requests: usize, leavers: usize) {
     }
 }
 
+/// Two gateways, workers and supernodes in the middle of 60 requests.
+fn at_work(seed: u64) -> World {
+    let mut world = World::new(seed, 2, 2, 2, SMALL);
+    ask(&mut world, 2, 60, 0);
+    let moment = 1_000 + world.dice.below(3_000) as u64;
+    world.run_until(Time(0) + Span::millis(moment), |_| false);
+    world
+}
+
 /// Runs to the end and checks that every request ended and nothing is left.
 fn settle(world: &mut World) {
     let quiet = |w: &mut World| {
@@ -123,10 +132,7 @@ fn with_crashes_cuts_drains_and_leader_changes_streams_stay_exact_and_nothing_le
 #[test]
 fn when_a_gateway_dies_its_leases_run_out_and_the_others_requests_finish() {
     for_seeds(0..8, |seed| {
-        let mut world = World::new(3_000 + seed, 2, 2, 2, SMALL);
-        ask(&mut world, 2, 60, 0);
-        let moment = 1_000 + world.dice.below(3_000) as u64;
-        world.run_until(Time(0) + Span::millis(moment), |_| false);
+        let mut world = at_work(3_000 + seed);
         world.crash_for_good(0);
         settle(&mut world);
         let endings = world.clients.endings();
@@ -136,15 +142,12 @@ fn when_a_gateway_dies_its_leases_run_out_and_the_others_requests_finish() {
     });
 }
 
-/// A container that is restarted in its pod: connected at once and idle, so no lease runs out and no work of it says
-/// that it is another one.
+/// A container that is restarted in its pod: it is connected again long before a lease runs out, so only its hello says
+/// that it is another process.
 #[test]
 fn a_gateway_that_is_restarted_under_its_name_leaves_nothing_of_its_life_before() {
     for_seeds(0..8, |seed| {
-        let mut world = World::new(6_000 + seed, 2, 2, 2, SMALL);
-        ask(&mut world, 2, 60, 0);
-        let moment = 1_000 + world.dice.below(3_000) as u64;
-        world.run_until(Time(0) + Span::millis(moment), |_| false);
+        let mut world = at_work(6_000 + seed);
         world.crash_gateway(0, Span::millis(300));
         settle(&mut world);
         assert!(world.now < Time(0) + Span::secs(30), "a lease had to run out: {:?}", world.now);
